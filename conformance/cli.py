@@ -1,0 +1,271 @@
+"""The command line, `attnspec`. Bad input is one line and exit code 2; torch is imported only where a command needs
+it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from attnspec.conformance import SUITE_VERSION
+from attnspec.spec import SPEC_VERSION
+from attnspec.spec.errors import InputError
+
+app = typer.Typer(
+    name="attnspec",
+    help="The reference spec and conformance suite for attention kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+golden_app = typer.Typer(help="The certified vectors: check, regenerate, compare.", no_args_is_help=True)
+list_app = typer.Typer(help="List backends, profiles, rules or cases.", no_args_is_help=True)
+app.add_typer(golden_app, name="golden")
+app.add_typer(list_app, name="list")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
+Target = Annotated[str, typer.Argument(help="A backend's name, package.module:attr or path/to/file.py:attr.")]
+Folder = Annotated[Path, typer.Argument(help="A folder of vectors.")]
+
+
+def main() -> None:
+    """Run the command line; the entry point of the command `attnspec`."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except InputError as error:
+        sys.stderr.write(f"attnspec: error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("attnspec: interrupted; nothing was written\n")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe has gone, `attnspec list cases | head`
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"attnspec {SUITE_VERSION} (spec {SPEC_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the suite's and the spec's versions."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def validate(
+    target: Target,
+    level: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+    profile: Annotated[list[str] | None, typer.Option(help="Only cases of this profile; may be repeated.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Only cases that enforce this rule; may be repeated.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Only cases of this dtype; may be repeated.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    accuracy: Annotated[
+        str | None, typer.Option(help="Error budget of a bare callable: fused (default) or eager.")
+    ] = None,
+    causal_alignment: Annotated[
+        str | None, typer.Option(help="What a bare callable means by is_causal: upper_left (default) or lower_right.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where the tensors are put, by torch's name; cpu by default.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 is one a core, at most 4.")] = 0,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds for one case.")] = 120,
+    report: Annotated[Path | None, typer.Option(help="Write a report of JSON lines.")] = None,
+    shard: Annotated[str, typer.Option(help="Only part I of N, as I/N.")] = "1/1",
+    expectations: Annotated[
+        str | None,
+        typer.Option(help="A file of recorded deviations, or `registered` for those shipped with a backend."),
+    ] = None,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")] = False,
+) -> None:
+    """Validate a kernel against the spec. Exit 0: conformant; 1: not conformant; 2: could not be judged."""
+    from attnspec.conformance.selection import Selection
+    from attnspec.conformance.selection import shard as parsed
+    from attnspec.conformance.terminal import SHOWN_FAILURES, Screen, summary
+    from attnspec.conformance.validate import Run
+    from attnspec.conformance.validate import validate as run_validation
+
+    several = {name: tuple(given or ()) for name, given in (("p", profile), ("r", rule), ("d", dtype), ("c", case))}
+    selection = Selection(level, several["p"], several["r"], several["d"], several["c"], parsed(shard))
+    selection.cases()  # bad options are told before anything starts
+    run = Run(
+        target,
+        selection,
+        accuracy,
+        causal_alignment,
+        device,
+        jobs,
+        timeout,
+        fail_fast,
+        _expectations(expectations, target),
+        report,
+        ("attnspec", *sys.argv[1:]),
+    )
+    with Screen(target, 1 if fail_fast else SHOWN_FAILURES) as screen:
+        validation = run_validation(run, screen)
+    summary(validation)
+    raise typer.Exit(validation.verdict.exit_code)
+
+
+def _expectations(asked: str | None, target: str) -> Path | None:
+    if asked != "registered":
+        return Path(asked) if asked else None
+    from attnspec.implementations.registry import expectations_path
+
+    return expectations_path(target)
+
+
+@app.command()
+def matrix(
+    backends: Annotated[
+        str | None, typer.Option(help="Names with commas between; default: every available backend.")
+    ] = None,
+    level: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 is one a core, at most 4.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for the table in Markdown and a report a backend.")] = None,
+) -> None:
+    """Validate several backends, recorded deviations applied, and print the table of rules and backends.
+
+    Exit 0: each is conformant or deviates only as recorded; 1: one does not; 2: could not be judged.
+    """
+    from attnspec.conformance.tour import tour
+
+    raise typer.Exit(tour(backends.split(",") if backends else None, level, jobs, out))
+
+
+@golden_app.command("check")
+def golden_check(folder: Folder | None = None, as_json: Json = False) -> None:
+    """Check schema, hashes, shapes and numbers of the stored vectors, in seconds."""
+    from attnspec.golden.store import VECTORS, check
+
+    count = check(folder or VECTORS)
+    typer.echo(json.dumps({"cases": count}) if as_json else f"{count} cases are whole")
+
+
+@golden_app.command("regenerate")
+def golden_regenerate(
+    out: Annotated[Path | None, typer.Option(help="Folder for the vectors; default: where they are stored.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Recompute, compare bytes, write nothing.")] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 is one a core.")] = 0,
+) -> None:
+    """Compute every certified vector anew."""
+    from attnspec.conformance.terminal import steps
+    from attnspec.golden.regenerate import regenerate, stale
+    from attnspec.golden.store import VECTORS
+
+    folder = out or VECTORS
+    with steps("golden vectors") as progress:
+        if check:
+            differing = stale(folder, jobs or None, progress)
+        else:
+            count = regenerate(folder, jobs or None, progress)
+    if not check:
+        typer.echo(f"{count} cases written to {folder}")
+        return
+    for line in differing:
+        typer.echo(line)
+    typer.echo(f"{len(differing)} files differ" if differing else "every file is byte for byte the same")
+    raise typer.Exit(1 if differing else 0)
+
+
+@golden_app.command("diff")
+def golden_diff(a: Folder, b: Folder, as_json: Json = False) -> None:
+    """Compare two folders of vectors. Exit 0: the same; 1: different."""
+    from attnspec.golden.difference import diff
+
+    lines = diff(a, b)
+    typer.echo(json.dumps(lines, indent=1) if as_json else "\n".join(lines) or "no difference")
+    raise typer.Exit(1 if lines else 0)
+
+
+@list_app.command("backends")
+def list_backends(as_json: Json = False) -> None:
+    """List the registered backends and whether they can run here."""
+    from attnspec.implementations.registry import backend_names, status
+
+    _show([{"name": name, "status": status(name)} for name in backend_names()], as_json)
+
+
+@list_app.command("profiles")
+def list_profiles(as_json: Json = False) -> None:
+    """List the profiles."""
+    from attnspec.spec.profiles import PROFILES
+
+    _show([{"name": p.name, "summary": p.summary} for p in PROFILES.values()], as_json)
+
+
+@list_app.command("rules")
+def list_rules(as_json: Json = False) -> None:
+    """List the rules, with the checks that enforce each."""
+    from attnspec.conformance.explain import rules_with_checks
+
+    _show(rules_with_checks(), as_json)
+
+
+@list_app.command("cases")
+def list_cases(
+    level: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+    profile: Annotated[list[str] | None, typer.Option(help="Only cases of this profile; may be repeated.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Only cases that enforce this rule; may be repeated.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Only cases of this dtype; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the cases of a level."""
+    from attnspec.conformance.selection import Selection
+
+    chosen = Selection(level, tuple(profile or ()), tuple(rule or ()), tuple(dtype or ())).cases()
+    if as_json:
+        _show([{"id": c.id, "family": c.family, "rules": c.rules, "profiles": c.profiles} for c in chosen], True)
+    else:
+        typer.echo("\n".join(case.id for case in chosen))
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="RULE|CASE", help="A rule's id or a case.")],
+    as_json: Json = False,
+) -> None:
+    """Show a rule's text and what enforces it, or what a case does."""
+    from attnspec.conformance.explain import explain
+
+    facts = explain(name)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    from attnspec.conformance.screen import row
+
+    for label, value in facts.items():
+        typer.echo(row(label, ", ".join(value) if isinstance(value, list) else str(value)))
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    from attnspec.conformance.terminal import grid
+
+    cells = [tuple(", ".join(v) if isinstance(v, list) else str(v) for v in line.values()) for line in rows]
+    grid(tuple(rows[0]), cells)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What a rule or a case is, in facts: for `attnspec show`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from attnspec.conformance.catalogue import BY_NAME, EVERY_CASE, case_named, cases
+from attnspec.spec.errors import InputError
+from attnspec.spec.rules import all_rules
+
+
+def explain(name: str) -> dict[str, Any]:
+    """Return the facts of a rule's id or of a case, by label. Raises InputError for a name that is neither."""
+    if name in all_rules():
+        return _rule(name)
+    if "/" not in name:
+        raise InputError(f"{name!r} is no rule and no case: see `attnspec list rules` and `attnspec list cases`")
+    return _case(name)
+
+
+def rules_with_checks() -> list[dict[str, Any]]:
+    """Return every rule with the checks that enforce it, in reading order."""
+    enforcing: dict[str, dict[str, None]] = {rule_id: {"every check": None} for rule_id in EVERY_CASE}
+    for case in cases("full"):
+        for rule_id in case.rules:
+            if rule_id not in EVERY_CASE:
+                enforcing.setdefault(rule_id, {})[case.check] = None
+    return [
+        {"id": rule.id, "strength": rule.strength, "chapter": rule.chapter, "checks": list(enforcing.get(rule.id, {}))}
+        for rule in all_rules().values()
+    ]
+
+
+def _rule(rule_id: str) -> dict[str, Any]:
+    rule = all_rules()[rule_id]
+    enforcing = [case for case in cases("full") if rule_id in case.rules]
+    return {
+        "rule": rule.id,
+        "strength": rule.strength,
+        "chapter": rule.chapter,
+        "text": rule.text,
+        "checks": ["every check"] if rule_id in EVERY_CASE else list(dict.fromkeys(case.check for case in enforcing)),
+        "cases": len(cases("full")) if rule_id in EVERY_CASE else len(enforcing),
+    }
+
+
+def _case(case_id: str) -> dict[str, Any]:
+    case = case_named(case_id)
+    problem = {name: value for name, value in asdict(case.problem).items() if value is not None}
+    said = [f"{name}={'.'.join(value) if isinstance(value, tuple) else value}" for name, value in problem.items()]
+    return {
+        "case": case.id,
+        "family": case.family,
+        "proves": BY_NAME[case.check].sentence,
+        "problem": said,
+        "lse": "asked for" if case.return_lse else "not asked for",
+        "rules": list(case.rules),
+        "profiles": list(case.profiles),
+        "rerun": f"attnspec validate TARGET --case '{case.id}'",
+    }

@@ -1,0 +1,90 @@
+"""From a result and the truth to a finding: the comparison within the error budget, and the rule that is broken."""
+
+from __future__ import annotations
+
+import torch
+
+from attnspec.conformance.budget import Budget, error_budget
+from attnspec.conformance.comparison import Comparison, compare
+from attnspec.conformance.kernel import Kernel
+from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.reference import grouped_heads, masks
+from attnspec.reference.attention import answer
+from attnspec.spec.call import Call, Result
+from attnspec.spec.dtypes import FLOAT32, FLOAT64, format_named, format_of
+from attnspec.spec.problem import Problem
+
+OUTPUT_AXES = ("batch", "head", "row", "column")
+LSE_AXES = ("batch", "head", "row")
+UPPER_LEFT = "upper_left"
+
+
+def judge(
+    kernel: Kernel, problem: Problem, call: Call, result: Result, truth: Result, *, certified: bool = False
+) -> float:
+    """Return the worst error over budget of a result's output, and of its lse where there is one.
+
+    truth: output and lse, float64. certified: the truth is correctly rounded; else it is the float64 reference, whose
+    own error counts as one more budget for float64 inputs. Raises Violation where an element is above its budget, and
+    NotSupported where the scores leave the range of the kernel's accuracy class (`softmax.any-finite-score`).
+    """
+    if not scores_in_range(call, kernel.capabilities.accuracy):
+        raise NotSupported(f"scores beyond the range of class {kernel.capabilities.accuracy}", declared=True)
+    budget = error_budget(call, causal_alignment=problem.causal or UPPER_LEFT, accuracy=kernel.capabilities.accuracy)
+    if problem.dtype == FLOAT64.name and not certified:
+        budget = Budget(output=2 * budget.output, lse=2 * budget.lse)
+    comparison = compare(result.output, truth.output, budget.output, format_named(problem.dtype))
+    if not comparison.holds:
+        raise _violation("output", comparison, OUTPUT_AXES, "accuracy.output-within-budget", problem, call)
+    worst = comparison.error_over_budget
+    if result.lse is not None and truth.lse is not None:
+        wide = FLOAT64 if problem.dtype == FLOAT64.name else FLOAT32
+        comparison = compare(result.lse, truth.lse, budget.lse, wide)
+        if not comparison.holds:
+            raise _violation("lse", comparison, LSE_AXES, "accuracy.lse-within-budget", problem, call)
+        worst = max(worst, comparison.error_over_budget)
+    return worst
+
+
+def judge_against_reference(kernel: Kernel, problem: Problem, call: Call, result: Result) -> float:
+    """`judge`, with the float64 reference as the truth."""
+    return judge(kernel, problem, call, result, answer(call, problem.causal or UPPER_LEFT))
+
+
+def _violation(
+    name: str, found: Comparison, axes: tuple[str, ...], rule: str, problem: Problem, call: Call
+) -> Violation:
+    empty = empty_rows(problem, call)  # (batch, q_heads, q_len)
+    only_empty = not bool((found.wrong & ~(empty if name == "lse" else empty[..., None])).any())
+    if only_empty:
+        rule = "mask.fully-masked-row" if name == "output" else "softmax.lse-empty-row"
+    elif found.nan_appeared:
+        rule = "contract.output-written"
+    times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"
+    what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"
+    return Violation(rule, what, found.details(name, axes), found.error_over_budget)
+
+
+def visible_set(problem: Problem, call: Call) -> torch.Tensor:
+    """Return the visible set of a problem's call, bool (batch, q_heads, q_len, k_len), by the spec's own mask code."""
+    batch, heads, q_len, _ = call.query.shape
+    shape = (batch, heads, q_len, call.key.shape[2])
+    return masks.visible(shape, call.attn_mask, call.is_causal, problem.causal or UPPER_LEFT)
+
+
+def empty_rows(problem: Problem, call: Call) -> torch.Tensor:
+    """Return which rows see no key, bool (batch, q_heads, q_len)."""
+    return ~visible_set(problem, call).any(-1)
+
+
+def scores_in_range(call: Call, accuracy: str) -> bool:
+    """Whether sum_d |q k|, scaled or not, is finite in the format in which a kernel of the class holds scores:
+    float32, float64 for float64 inputs, the storage dtype in class eager. Rule: `softmax.any-finite-score`."""
+    storage = format_of(call.query.dtype)
+    fmt = storage if accuracy == "eager" or storage is FLOAT64 else FLOAT32
+    if call.query.numel() == 0 or call.key.numel() == 0:
+        return True
+    key = grouped_heads.expand(call.key.double(), call.query.shape[1])  # (batch, q_heads, k_len, head_dim)
+    largest = float((call.query.double().abs() @ key.abs().transpose(-1, -2)).max())
+    scale = call.query.shape[-1] ** -0.5 if call.scale is None else abs(call.scale)
+    return largest * max(scale, 1.0) <= fmt.largest

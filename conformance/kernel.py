@@ -1,0 +1,133 @@
+"""The kernel under test, as the checks see it: a call goes in, a well-formed result or a finding comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.spec.call import Call, Result
+from attnspec.spec.capabilities import Capabilities
+from attnspec.spec.problem import Problem
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A target, resolved. run: takes query, key, value and the options of a `Call`.
+
+    target: what the user wrote. inferred: the capabilities were read off a bare callable's signature, so that any
+    exception is a refusal. flagless_gqa: `enable_gqa` is never passed, since the callable has no such parameter.
+    device: where the tensors are put.
+    """
+
+    target: str
+    name: str
+    run: Callable[..., Any]
+    capabilities: Capabilities
+    inferred: bool = False
+    flagless_gqa: bool = False
+    device: str = "cpu"
+
+    def __call__(self, call: Call) -> Result:
+        """Run the call and return its result on the CPU, checked against the rules of the contract on outputs.
+
+        Raises Violation (`contract.output-type`, `-shape`, `-dtype`, `-device`; `contract.declared-runs` where a
+        backend raises on what it declares) and NotSupported (a bare callable raised).
+        """
+        return to_cpu(self.returned(self.place(call)))
+
+    def returned(self, call: Call) -> Result:
+        """Run the call as it is and return the very tensors that the kernel returned, checked; else as `__call__`."""
+        options = call.options()
+        if self.flagless_gqa:
+            options.pop("enable_gqa", None)
+        try:
+            returned = self.run(call.query, call.key, call.value, **options)
+        except (Exception, SystemExit) as error:
+            raise self._raised(error) from error
+        result = well_formed(returned, call)
+        if result.lse is not None and self.capabilities.lse_base == "2":
+            return Result(result.output, result.lse.double() * math.log(2))
+        return result
+
+    def place(self, call: Call) -> Call:
+        """Return the call with its tensors on the kernel's device."""
+        if self.device == "cpu":
+            return call
+        given = {f.name: getattr(call, f.name) for f in fields(call)}
+        moved = {name: x.to(self.device) for name, x in given.items() if isinstance(x, torch.Tensor)}
+        return call.but(**moved)
+
+    def need(self, problem: Problem, return_lse: bool = False) -> None:
+        """Raise NotSupported where the problem lies outside the kernel's capabilities."""
+        lacking = self.capabilities.lacks(problem, return_lse)
+        if lacking:
+            raise NotSupported(lacking, declared=True)
+
+    def _raised(self, error: BaseException) -> Exception:
+        if self.inferred:
+            return NotSupported(f"the kernel raised {in_one_line(error)}", declared=False)
+        return Violation("contract.declared-runs", f"the backend declares this call, then raised {in_one_line(error)}")
+
+
+def well_formed(returned: object, call: Call) -> Result:
+    """Return the result of a call, checked: types, shapes, dtypes and devices.
+
+    Raises Violation with the rule `contract.output-type`, `contract.output-shape`, `contract.output-dtype`,
+    `contract.output-device`, `softmax.lse-dtype`.
+    """
+    output, lse = unpack(returned, call.return_lse)
+    batch, heads, q_len, _ = call.query.shape
+    expected = (batch, heads, q_len, call.value.shape[-1])
+    if tuple(output.shape) != expected:
+        raise Violation("contract.output-shape", f"output has shape {tuple(output.shape)}, should be {expected}")
+    if output.dtype != call.query.dtype:
+        raise Violation("contract.output-dtype", f"output is {output.dtype}, should be the query's {call.query.dtype}")
+    if output.device != call.query.device:
+        raise Violation("contract.output-device", f"output is on {output.device}, should be on {call.query.device}")
+    if lse is None:
+        return Result(output)
+    if tuple(lse.shape) != expected[:3]:
+        raise Violation("contract.output-shape", f"lse has shape {tuple(lse.shape)}, should be {expected[:3]}")
+    lse_dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    if lse.dtype != lse_dtype:
+        raise Violation("softmax.lse-dtype", f"lse is {lse.dtype}, should be {lse_dtype}")
+    return Result(output, lse)
+
+
+def unpack(returned: object, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (output, lse or None). Raises Violation (`contract.output-type`) for anything else."""
+    if isinstance(returned, Result):
+        returned = returned[:2] if return_lse else returned.output
+    if return_lse:
+        if isinstance(returned, tuple) and len(returned) == 2 and all(isinstance(x, torch.Tensor) for x in returned):
+            return returned[0], returned[1]
+        raise Violation("contract.output-type", f"with return_lse=True, {said(returned)} came back, not (output, lse)")
+    if isinstance(returned, torch.Tensor):
+        return returned, None
+    raise Violation("contract.output-type", f"{said(returned)} came back, not a tensor")
+
+
+def in_one_line(error: BaseException) -> str:
+    """An exception's type and message, on one line, at most 300 characters of it."""
+    try:
+        message = str(error)
+    except Exception:  # a message that cannot be made is no reason to stop
+        message = ""
+    return " ".join(f"{type(error).__name__}: {message}".split())[:300].rstrip(": ")
+
+
+def said(returned: object) -> str:
+    """A value's type, in words."""
+    if isinstance(returned, tuple | list):
+        return f"a {type(returned).__name__} of {len(returned)} ({', '.join(type(x).__name__ for x in returned[:4])})"
+    return f"a value of type {type(returned).__name__}"
+
+
+def to_cpu(result: Result) -> Result:
+    """Return the result's tensors on the CPU, cut off from autograd."""
+    return Result(*(None if x is None else x.detach().cpu() for x in result))  # type: ignore[arg-type]

@@ -1,0 +1,253 @@
+"""The pytest plugin: `pytest --pyargs attnspec.conformance --attn-backend TARGET`.
+
+It loads in every pytest run of the environment, so it imports neither torch nor the checks until they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from attnspec.spec.errors import InputError
+
+if TYPE_CHECKING:
+    from attnspec.conformance.case import Case
+    from attnspec.conformance.expectations import Expectations
+    from attnspec.conformance.kernel import Kernel
+    from attnspec.conformance.outcome import CaseResult
+    from attnspec.conformance.selection import Selection
+
+ROOM = Path(__file__).parent
+RESULT, KERNEL, UNUSABLE = "attnspec.result", "attnspec.kernel", "attnspec.unusable"  # names of report properties
+SHOWN_FRAMES = 8  # of the traceback of a defect of the suite
+LONGEST_OUTPUT = 20_000  # characters of what a kernel prints that a report keeps
+
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "--attn-backend",
+        {"metavar": "TARGET", "help": "the kernel: a backend, package.module:attr or path/to/file.py:attr"},
+    ),
+    ("--attn-level", {"default": "quick", "metavar": "LEVEL", "help": "quick (default) or full"}),
+    ("--attn-profile", {"action": "append", "default": [], "metavar": "P", "help": "only cases of this profile"}),
+    (
+        "--attn-rule",
+        {"action": "append", "default": [], "metavar": "RULE", "help": "only cases that enforce this rule"},
+    ),
+    ("--attn-dtype", {"action": "append", "default": [], "metavar": "DTYPE", "help": "only cases of this dtype"}),
+    ("--attn-case", {"action": "append", "default": [], "metavar": "CASE", "help": "only this case"}),
+    ("--attn-shard", {"default": "1/1", "metavar": "I/N", "help": "only the I-th of N parts"}),
+    (
+        "--attn-accuracy",
+        {"default": None, "metavar": "CLASS", "help": "error budget of a bare callable: fused or eager"},
+    ),
+    ("--attn-causal-alignment", {"default": None, "metavar": "CORNER", "help": "of a bare callable's is_causal"}),
+    ("--attn-device", {"default": None, "metavar": "D", "help": "where the tensors are put"}),
+    ("--attn-expectations", {"default": None, "metavar": "FILE", "help": "recorded deviations"}),
+)
+
+kernel_key = pytest.StashKey["Kernel"]()
+announced_key = pytest.StashKey[bool]()
+expectations_key = pytest.StashKey["Expectations"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the `--attn-*` options."""
+    group = parser.getgroup("attnspec", "conformance of attention kernels")
+    for name, settings in OPTIONS:
+        group.addoption(name, **settings)
+
+
+def selection_of(config: pytest.Config) -> Selection:
+    """Return the selection that the options describe. Raises InputError."""
+    from attnspec.conformance.selection import Selection, shard
+
+    def chosen(name: str) -> tuple[str, ...]:
+        return tuple(config.getoption(f"--attn-{name}"))
+
+    return Selection(
+        level=config.getoption("--attn-level"),
+        profiles=chosen("profile"),
+        rules=chosen("rule"),
+        dtypes=chosen("dtype"),
+        case_ids=chosen("case"),
+        shard=shard(config.getoption("--attn-shard")),
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect this folder as the suite, whatever files lie in it."""
+    return Suite.from_parent(parent, path=path) if path == ROOM else None
+
+
+class Suite(pytest.Directory):
+    """The suite: one item a case."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Yield the chosen cases. Raises UsageError for a wrong option."""
+        if self.config.getoption("--attn-backend") is None:
+            raise pytest.UsageError("--attn-backend is missing: name the kernel to validate")
+        try:
+            cases = selection_of(self.config).cases()
+        except InputError as error:
+            raise pytest.UsageError(str(error)) from None
+        for case in cases:
+            yield CaseItem.from_parent(self, name=case.id, case=case)
+
+
+class CaseItem(pytest.Item):
+    """One case. Its outcome is the check's."""
+
+    def __init__(self, *, case: Case, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.case = case
+        self.error_over_budget: float | None = None
+
+    def setup(self) -> None:
+        """Resolve the target, once a process."""
+        if kernel_key not in self.config.stash:
+            self.config.stash[kernel_key] = _resolve(self.config)
+
+    def runtest(self) -> None:
+        """Run the check. Raises what it found."""
+        from attnspec.conformance.running import run_case
+
+        self.error_over_budget = run_case(self.config.stash[kernel_key], self.case)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return the failure screen for a finding, a line for what is no fault of the suite, else its traceback."""
+        from attnspec.conformance.outcome import NotSupported, Violation
+        from attnspec.conformance.screen import failure_screen
+
+        if isinstance(excinfo.value, Violation):
+            return failure_screen(self.case, excinfo.value, rerun_command(self.config))
+        if isinstance(excinfo.value, InputError | NotSupported):
+            return str(excinfo.value)
+        last = traceback.format_exception(excinfo.value, limit=-SHOWN_FRAMES)
+        return f"ERRORED {self.case.id}: this is a defect of the suite\n{''.join(last)}"
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Return where the case comes from and its name."""
+        return self.path, None, self.name
+
+
+def rerun_command(config: pytest.Config) -> list[str]:
+    """Return the command that validates the same target in the same way."""
+    command = ["attnspec", "validate", config.getoption("--attn-backend")]
+    for name in ("accuracy", "causal-alignment", "device"):
+        if config.getoption(f"--attn-{name}"):
+            command += [f"--{name}", config.getoption(f"--attn-{name}")]
+    return command
+
+
+def _resolve(config: pytest.Config) -> Kernel:
+    import torch
+
+    from attnspec.conformance.targets import resolve
+
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    return resolve(
+        config.getoption("--attn-backend"),
+        config.getoption("--attn-accuracy"),
+        config.getoption("--attn-causal-alignment"),
+        config.getoption("--attn-device"),
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Turn what a check raised into the case's result, and hand it over in the report's properties."""
+    report: Any = yield
+    if isinstance(item, CaseItem):
+        report.sections = [(title, text[-LONGEST_OUTPUT:]) for title, text in report.sections]
+        if call.when == "setup":
+            _announce(item, call, report)
+        elif call.when == "call":
+            _conclude(item, call, report)
+    return report  # type: ignore[no-any-return]
+
+
+def _announce(item: CaseItem, call: pytest.CallInfo[None], report: Any) -> None:
+    """Hand over, once a process, what the kernel is; or why it cannot be used."""
+    import json
+
+    if call.excinfo is not None:
+        report.user_properties.append((UNUSABLE, str(call.excinfo.value)))
+    elif announced_key not in item.config.stash:
+        from attnspec.conformance.environment import described
+
+        item.config.stash[announced_key] = True
+        report.user_properties.append((KERNEL, json.dumps(described(item.config.stash[kernel_key]))))
+
+
+def _conclude(item: CaseItem, call: pytest.CallInfo[None], report: Any) -> None:
+    import json
+
+    result = _expectations(item.config).applied(result_of(item, call, report))
+    if result.outcome in ("not_supported", "xfail"):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, f"{result.outcome}: {result.reason}")
+        if result.outcome == "xfail":
+            report.wasxfail = result.reason
+    elif result.outcome == "xpass":
+        report.outcome, report.longrepr = "failed", result.message
+    report.user_properties.append((RESULT, json.dumps(result.to_json())))
+
+
+def result_of(item: CaseItem, call: pytest.CallInfo[None], report: Any) -> CaseResult:
+    """Return the result of a case whose check has ended."""
+    from attnspec.conformance.outcome import NotSupported, Violation
+
+    raised = call.excinfo.value if call.excinfo else None
+    result = blank_result(item.case, "pass").but(seconds=round(time.time() - call.start, 6))
+    if isinstance(raised, NotSupported):
+        return result.but(outcome="not_supported", reason=raised.reason, declared=not raised.declared)
+    if isinstance(raised, Violation):
+        return result.but(
+            outcome="fail", rule=raised.rule, error_over_budget=raised.error_over_budget, message=str(report.longrepr)
+        )
+    if raised is not None:
+        return result.but(outcome="errored", message=str(report.longrepr))
+    return result.but(error_over_budget=item.error_over_budget)
+
+
+def blank_result(case: Case, outcome: str) -> CaseResult:
+    """Return a result of the case that says no more than its outcome."""
+    from attnspec.conformance.outcome import CaseResult
+
+    return CaseResult(case.id, case.check, case.family, case.rules, case.profiles, outcome)
+
+
+def _expectations(config: pytest.Config) -> Expectations:
+    if expectations_key not in config.stash:
+        from attnspec.conformance.expectations import Expectations, read_expectations
+
+        path = config.getoption("--attn-expectations")
+        config.stash[expectations_key] = read_expectations(Path(path)) if path else Expectations()
+    return config.stash[expectations_key]
+
+
+class UnusableTarget:
+    """Stops a run whose target cannot be used: every further case would only say so again."""
+
+    def __init__(self, session: pytest.Session) -> None:
+        self.session = session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Stop where a report says that the target cannot be used."""
+        for name, reason in report.user_properties:
+            if name == UNUSABLE:
+                self.session.shouldstop = str(reason)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Watch for an unusable target, where reports of all cases arrive."""
+    if session.config.getoption("--attn-backend") and not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(UnusableTarget(session), "attnspec-unusable-target")

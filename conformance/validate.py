@@ -1,0 +1,241 @@
+"""One validation: the plugin run in worker processes, its results gathered into a verdict and a report.
+
+A crash, a hang or exhausted memory of the kernel ends a worker, which is one case's result; the run goes on in
+another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from attnspec.conformance import SUITE_VERSION
+from attnspec.conformance.catalogue import case_named
+from attnspec.conformance.expectations import Expectations, read_expectations
+from attnspec.conformance.outcome import BROKEN, CaseResult
+from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_result
+from attnspec.conformance.report import ReportWriter
+from attnspec.conformance.selection import Selection
+from attnspec.conformance.verdict import Verdict, verdict_of
+from attnspec.spec import SPEC_VERSION
+from attnspec.spec.errors import InputError
+
+TIMEOUT = 120  # seconds for one case
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the user asked for. target: see `targets`; jobs: worker processes; timeout: seconds a case."""
+
+    target: str
+    selection: Selection = field(default_factory=Selection)
+    accuracy: str | None = None
+    causal_alignment: str | None = None
+    device: str | None = None
+    jobs: int = 0
+    timeout: int = TIMEOUT
+    fail_fast: bool = False
+    expectations: Path | None = None
+    report: Path | None = None
+    command: tuple[str, ...] = ()
+
+    def workers(self) -> int:
+        """Number of worker processes: as asked for, else one a core, at most 4, and no more than there are cases."""
+        return min(self.jobs or min(os.cpu_count() or 1, 4), len(self.selection.cases()))
+
+    def pytest_arguments(self) -> list[str]:
+        """Return the arguments of the pytest run, which looks at no file of the user's but the target."""
+        s = self.selection
+        asked = {"profile": s.profiles, "rule": s.rules, "dtype": s.dtypes, "case": s.case_ids}
+        single = {
+            "backend": self.target,
+            "level": s.level,
+            "shard": "/".join(map(str, s.shard)),
+            "accuracy": self.accuracy,
+            "causal-alignment": self.causal_alignment,
+            "device": self.device,
+            "expectations": str(self.expectations.resolve()) if self.expectations else None,
+        }
+        plugins = ("xdist.plugin", "pytest_timeout", "attnspec.conformance.plugin", "no:cacheprovider", "no:terminal")
+        return [
+            *(part for name in plugins for part in ("-p", name)),
+            *("-c", os.devnull, f"--rootdir={ROOM}", "--noconftest", f"--numprocesses={self.workers()}"),
+            *("--max-worker-restart=1000000", "--dist=load", "--maxschedchunk=4"),
+            *(f"--timeout={self.timeout}", "--timeout-method=thread"),
+            *(("--maxfail=1",) if self.fail_fast else ()),
+            *(f"--attn-{name}={value}" for name, value in single.items() if value is not None),
+            *(f"--attn-{name}={value}" for name, values in asked.items() for value in values),
+            str(ROOM),
+        ]
+
+
+class Listener(Protocol):
+    """Hears of results as they come, to show progress."""
+
+    def heard(self, result: CaseResult, done: int, total: int) -> None:
+        """A case has ended."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a run gave. kernel: what the report's header says of it."""
+
+    verdict: Verdict
+    results: tuple[CaseResult, ...]
+    kernel: dict[str, Any]
+    seconds: float
+
+
+def validate(run: Run, listener: Listener | None = None) -> Validation:
+    """Run the chosen cases on the target and return the verdict; write the report where one is asked for.
+
+    Raises InputError for bad input, the target's included, and KeyboardInterrupt when interrupted; neither leaves a
+    file.
+    """
+    expected = read_expectations(run.expectations) if run.expectations else Expectations()
+    with ExitStack() as stack:
+        writer = stack.enter_context(ReportWriter(run.report)) if run.report else None
+        recorder = Recorder(run, writer, listener)
+        code = _run_pytest(run, recorder)
+        if recorder.unusable:
+            raise InputError(recorder.unusable)
+        if code == pytest.ExitCode.INTERRUPTED and not recorder.stopped_early:
+            raise KeyboardInterrupt
+        complete = len(recorder.results) == recorder.total or run.fail_fast
+        unmet = expected.unmet_rules(recorder.results) if complete else []
+        verdict = verdict_of(recorder.results, tuple(unmet), complete)
+        seconds = time.monotonic() - recorder.began
+        if writer is not None:
+            recorder.header()
+            writer.finish(_footer(verdict, seconds))
+    return Validation(verdict, tuple(recorder.results), recorder.kernel, seconds)
+
+
+def _run_pytest(run: Run, recorder: Recorder) -> int:
+    """Run pytest in this process as the controller of its workers, out of reach of the user's own pytest settings."""
+    quiet = {"PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    before = {name: os.environ.get(name) for name in quiet}
+    _set_environment(quiet)
+    try:
+        return int(pytest.main(run.pytest_arguments(), plugins=[recorder]))
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _footer(verdict: Verdict, seconds: float) -> dict[str, Any]:
+    return {
+        "kind": "footer",
+        "counts": verdict.counts,
+        "verdict": verdict.verdict,
+        "statement": verdict.statement,
+        "declared_share": verdict.declared_share,
+        "finished": now(),
+        "seconds": round(seconds, 3),
+    }
+
+
+def now() -> str:
+    """The time, in UTC, as RFC 3339 writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Recorder:
+    """A pytest plugin for the controller: gathers results, tells a crash from a hang, and streams the report."""
+
+    def __init__(self, run: Run, writer: ReportWriter | None, listener: Listener | None) -> None:
+        self.run, self.writer, self.listener = run, writer, listener
+        self.total = len(run.selection.cases())
+        self.results: list[CaseResult] = []
+        self.kernel: dict[str, Any] = {}
+        self.unusable: str | None = None
+        self.stopped_early = False
+        self.began = time.monotonic()
+        self.started_at: dict[str, float] = {}
+        self.loaded: set[str] = set()
+        self.said_header = False
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        """Remember when a case began."""
+        self.started_at[nodeid] = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take over what a worker hands in."""
+        properties = dict(report.user_properties)
+        if report.when == "setup":
+            self.loaded.add(report.nodeid)
+        if UNUSABLE in properties:
+            self.unusable = self.unusable or str(properties[UNUSABLE])
+        if KERNEL in properties and not self.kernel:
+            self.kernel = json.loads(str(properties[KERNEL]))
+        if report.when != "teardown" and RESULT in properties:
+            self.add(CaseResult.from_json(json.loads(str(properties[RESULT]))))
+
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+        """A worker died in a case: it crashed, or it was ended at the time limit."""
+        seconds = time.monotonic() - self.started_at.get(crashitem, self.began)
+        hung = seconds >= self.run.timeout
+        if crashitem not in self.loaded:
+            did = f"did not load within {self.run.timeout} s" if hung else "killed its process on import"
+            report.user_properties.append((UNUSABLE, f"target {self.run.target!r} {did}"))
+            return
+        case = case_named(crashitem.partition("::")[2])
+        what = f"no answer within {self.run.timeout} s" if hung else "the process of the kernel died"
+        result = blank_result(case, "timeout" if hung else "crashed").but(
+            seconds=round(seconds, 3),
+            rule="contract.declared-runs",
+            message=f"{'TIMEOUT' if hung else 'CRASHED'} {case.id}\n  what      {what}",
+        )
+        report.user_properties.append((RESULT, json.dumps(result.to_json())))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Note whether the run was stopped on purpose."""
+        self.stopped_early = bool(session.shouldstop or session.shouldfail)
+
+    def add(self, result: CaseResult) -> None:
+        """Add one result: to the report at once."""
+        self.results.append(result)
+        if self.writer is not None:
+            self.header()
+            self.writer.write(result.to_json())
+        if self.listener is not None:
+            self.listener.heard(result, len(self.results), self.total)
+        if self.run.fail_fast and result.outcome in BROKEN:
+            self.stopped_early = True
+
+    def header(self) -> None:
+        """Write the report's header, once."""
+        if self.writer is None or self.said_header:
+            return
+        self.said_header = True
+        selection = self.run.selection
+        self.writer.write(
+            {
+                "kind": "header",
+                "format": 1,
+                "attnspec": SUITE_VERSION,
+                "spec": SPEC_VERSION,
+                "level": selection.level,
+                "profiles": list(selection.profiles),
+                "seed": None,
+                "command": list(self.run.command),
+                "started": now(),
+                **self.kernel,
+            }
+        )

@@ -1,0 +1,246 @@
+"""The golden cases: the calls whose true results are stored in `golden/vectors`.
+
+A group is a note, which says what its cases show, and a name and a problem string a case. Names are permanent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from attnspec.golden.cited import rules_of
+from attnspec.spec.errors import InputError
+from attnspec.spec.problem import MASK_KINDS, Problem
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """A call whose true result is stored. name: a slug, permanent; rules: ids of the rules that it puts to the test,
+    sorted; note: what it shows, for a reader."""
+
+    name: str
+    problem: Problem
+    rules: tuple[str, ...]
+    note: str
+
+
+GROUPS: dict[str, dict[str, str]] = {
+    "No options: lengths equal, fewer and more queries than keys, one query, one key.": {
+        "plain-one-by-one-float32": "q=1/k=1/d=1/seed=1",
+        "plain-one-key-float16": "b=2/hq=2/q=7/k=1/d=8/dtype=fp16/seed=2",
+        "plain-one-key-float64": "q=3/k=1/d=3/dtype=float64/seed=3",
+        "plain-one-query-bfloat16": "b=2/hq=2/q=1/k=130/d=64/dtype=bf16/seed=4",
+        "plain-one-query-float32": "b=2/hq=3/q=1/k=17/d=24/seed=5",
+        "plain-square-float32": "q=64/k=64/d=64/seed=6",
+        "plain-square-bfloat16": "q=130/k=130/d=64/dtype=bf16/seed=7",
+        "plain-square-large-float32": "hq=2/q=130/k=130/d=128/seed=15",
+        "plain-square-large-float16": "q=130/k=129/d=128/dtype=fp16/seed=16",
+        "plain-square-float64": "q=33/k=33/d=24/dtype=float64/seed=8",
+        "plain-wide-float32": "q=17/k=130/d=24/seed=9",
+        "plain-wide-float64": "hq=2/q=5/k=66/d=64/dtype=float64/seed=10",
+        "plain-tall-float16": "q=130/k=17/d=65/dtype=fp16/seed=11",
+        "plain-tall-bfloat16": "hq=2/q=65/k=3/d=8/dtype=bf16/seed=12",
+        "plain-batch-and-heads-float32": "b=3/hq=4/q=5/k=7/d=8/seed=13",
+        "plain-batch-and-heads-bfloat16": "b=4/hq=3/q=7/k=5/d=24/dtype=bf16/seed=14",
+    },
+    "Head dims that are no power of two, no multiple of 8, and 1.": {
+        "head-dim-1-float32": "hq=2/q=9/k=11/d=1/seed=20",
+        "head-dim-1-bfloat16": "hq=2/q=9/k=11/d=1/dtype=bf16/seed=21",
+        "head-dim-3-float64": "b=2/hq=2/q=5/k=9/d=3/dtype=float64/seed=22",
+        "head-dim-3-float16": "b=2/hq=2/q=17/k=18/d=3/dtype=fp16/seed=23",
+        "head-dim-8-bfloat16": "b=2/hq=2/q=17/k=33/d=8/dtype=bf16/seed=24",
+        "head-dim-24-float16": "b=2/hq=2/q=33/k=17/d=24/dtype=fp16/seed=25",
+        "head-dim-65-float32": "q=33/k=31/d=65/seed=26",
+        "head-dim-65-bfloat16": "q=16/k=66/d=65/dtype=bf16/seed=27",
+        "head-dim-128-float16": "q=16/k=48/d=128/dtype=fp16/seed=28",
+        "head-dim-128-float32": "q=48/k=65/d=128/seed=29",
+        "head-dim-128-float64": "q=7/k=40/d=128/dtype=float64/seed=30",
+    },
+    "Values of another dimension than the keys.": {
+        "value-dim-smaller-float32": "hq=2/q=17/k=33/d=64/dv=8/seed=40",
+        "value-dim-larger-float32": "hq=2/q=17/k=33/d=8/dv=64/seed=41",
+        "value-dim-larger-bfloat16": "q=9/k=20/d=3/dv=128/dtype=bf16/seed=42",
+        "value-dim-smaller-float16": "q=20/k=9/d=65/dv=24/dtype=fp16/seed=43",
+        "value-dim-1-float64": "q=9/k=20/d=24/dv=1/dtype=float64/seed=44",
+        "value-dim-larger-causal-masked-float32": "hq=2/q=17/k=20/d=24/dv=65/causal/mask=bool.hqk.random/seed=45",
+    },
+    "One key and value batch serves every query batch.": {
+        "kv-broadcast-float32": "b=3/bkv=1/hq=2/q=5/k=9/d=8/seed=50",
+        "kv-broadcast-bfloat16": "b=2/bkv=1/hq=2/q=9/k=33/d=64/dtype=bf16/seed=51",
+        "kv-broadcast-padding-float16": "b=3/bkv=1/hq=2/q=5/k=9/d=8/dtype=fp16/mask=bool.b11k.padding/seed=52",
+        "kv-broadcast-grouped-causal-float32": "b=3/bkv=1/hq=4/hkv=2/q=7/k=9/d=24/causal/seed=53",
+        "kv-broadcast-value-dim-float64": "b=2/bkv=1/q=5/k=6/d=3/dv=8/dtype=float64/seed=54",
+    },
+    "Causal, upper left: query i sees keys up to i, whatever the lengths.": {
+        "causal-upper-left-square-float32": "hq=2/q=33/k=33/d=24/causal/seed=60",
+        "causal-upper-left-square-bfloat16": "q=66/k=66/d=64/causal/dtype=bf16/seed=61",
+        "causal-upper-left-square-large-float16": "q=129/k=129/d=65/causal/dtype=fp16/seed=67",
+        "causal-upper-left-wide-float16": "hq=2/q=5/k=33/d=64/causal/dtype=fp16/seed=62",
+        "causal-upper-left-tall-float64": "q=33/k=5/d=8/causal/dtype=float64/seed=63",
+        "causal-upper-left-tall-bfloat16": "q=70/k=33/d=24/causal/dtype=bf16/seed=64",
+        "causal-upper-left-one-query-float32": "b=2/q=1/k=70/d=8/causal/seed=65",
+        "causal-upper-left-spiky-float32": "hq=2/q=17/k=20/d=24/causal/values=spiky/seed=66",
+    },
+    "Causal, lower right: the last query sees every key; more queries than keys leave empty rows.": {
+        "causal-lower-right-square-float32": "hq=2/q=33/k=33/d=24/causal=lower_right/seed=70",
+        "causal-lower-right-wide-large-bfloat16": "q=66/k=130/d=64/causal=lower_right/dtype=bf16/seed=77",
+        "causal-lower-right-wide-float16": "hq=2/q=5/k=33/d=64/causal=lower_right/dtype=fp16/seed=71",
+        "causal-lower-right-wide-float32": "q=33/k=70/d=65/causal=lower_right/seed=72",
+        "causal-lower-right-tall-float32": "hq=2/q=33/k=5/d=8/causal=lower_right/seed=73",
+        "causal-lower-right-tall-bfloat16": "q=70/k=33/d=24/causal=lower_right/dtype=bf16/seed=74",
+        "causal-lower-right-one-query-float64": "b=2/q=1/k=70/d=8/causal=lower_right/dtype=float64/seed=75",
+        "causal-lower-right-one-key-float32": "q=4/k=1/d=8/causal=lower_right/seed=76",
+    },
+    "Boolean masks: padding, queries and heads that see nothing, a hidden first half, nothing hidden.": {
+        "mask-bool-padding-float32": "b=3/hq=2/q=9/k=33/d=24/mask=bool.b11k.padding/seed=80",
+        "mask-bool-padding-bfloat16": "b=3/hq=2/q=9/k=70/d=64/mask=bool.b11k.padding/dtype=bf16/seed=81",
+        "mask-bool-empty-rows-float32": "b=2/hq=2/q=17/k=20/d=8/mask=bool.bhqk.empty_rows/seed=82",
+        "mask-bool-empty-rows-bfloat16": "b=2/hq=2/q=17/k=20/d=8/mask=bool.qk.empty_rows/dtype=bf16/seed=83",
+        "mask-bool-empty-rows-float64": "q=9/k=7/d=8/mask=bool.q1.empty_rows/dtype=float64/seed=84",
+        "mask-bool-empty-head-float16": "b=2/hq=3/q=9/k=7/d=8/mask=bool.hqk.empty_head/dtype=fp16/seed=85",
+        "mask-bool-leading-float32": "hq=2/q=9/k=130/d=24/mask=bool.k.leading/seed=86",
+        "mask-bool-leading-float16": "q=17/k=66/d=64/mask=bool.qk.leading/dtype=fp16/seed=87",
+        "mask-bool-all-visible-float32": "b=2/hq=2/q=5/k=9/d=8/mask=bool.qk.all/seed=88",
+        "mask-bool-random-float64": "hq=2/q=33/k=20/d=24/mask=bool.hqk.random/dtype=float64/seed=89",
+        "mask-bool-hidden-spikes-float32": "hq=2/q=17/k=33/d=8/mask=bool.hqk.random/values=spiky/scores=8/seed=90",
+        "mask-bool-hidden-spikes-bfloat16": "b=2/q=9/k=33/d=24/mask=bool.b11k.padding/values=spiky/dtype=bf16/seed=91",
+    },
+    "Additive masks: a bias alone, and one with -inf where padding, rows, heads or the first half are hidden.": {
+        "mask-float-bias-float32": "b=2/hq=2/q=9/k=33/d=24/mask=float.hqk.bias/seed=100",
+        "mask-float-bias-float16": "b=2/hq=2/q=9/k=33/d=64/mask=float.bhqk.bias/dtype=fp16/seed=101",
+        "mask-float-bias-float64": "q=9/k=20/d=8/mask=float.qk.bias/dtype=float64/seed=102",
+        "mask-float-padding-bfloat16": "b=3/hq=2/q=9/k=33/d=24/mask=float.b11k.padding/dtype=bf16/seed=103",
+        "mask-float-empty-rows-float32": "b=2/hq=2/q=17/k=20/d=8/mask=float.bhqk.empty_rows/seed=104",
+        "mask-float-empty-head-bfloat16": "b=2/hq=3/q=9/k=7/d=8/mask=float.hqk.empty_head/dtype=bf16/seed=105",
+        "mask-float-leading-float16": "q=17/k=66/d=64/mask=float.qk.leading/dtype=fp16/seed=106",
+        "mask-float-random-float32": "hq=2/q=33/k=20/d=24/mask=float.hqk.random/values=spiky/seed=107",
+    },
+    "A finite bias never masks, however low; a row of nothing else is the softmax of its scores.": {
+        "mask-finite-low-float32": "hq=2/q=17/k=20/d=8/mask=float.hqk.low/seed=110",
+        "mask-finite-low-bfloat16": "q=9/k=33/d=64/mask=float.qk.low/dtype=bf16/seed=111",
+        "mask-finite-low-float16": "b=2/q=9/k=20/d=24/mask=float.b1qk.low/dtype=fp16/seed=112",
+        "mask-finite-low-float64": "q=9/k=20/d=8/mask=float.qk.low/dtype=float64/seed=113",
+        "mask-finite-sentinel-float32": "q=9/k=20/d=8/mask=float.qk.sentinel/seed=114",
+        "mask-finite-sentinel-float16": "q=9/k=20/d=8/mask=float.qk.sentinel/dtype=fp16/seed=115",
+        "mask-finite-low-causal-float32": "q=17/k=20/d=8/mask=float.qk.low/causal/seed=116",
+    },
+    "A mask and the causal triangle apply together.": {
+        "causal-upper-left-bool-random-float32": "hq=2/q=17/k=20/d=24/causal/mask=bool.hqk.random/seed=120",
+        "causal-upper-left-bool-padding-bfloat16": (
+            "b=3/q=17/k=20/d=64/causal/mask=bool.b11k.padding/dtype=bf16/seed=121"
+        ),
+        "causal-upper-left-bool-leading-float32": "q=33/k=20/d=8/causal/mask=bool.k.leading/seed=122",
+        "causal-upper-left-float-bias-float16": "hq=2/q=20/k=17/d=24/causal/mask=float.hqk.bias/dtype=fp16/seed=123",
+        "causal-upper-left-float-random-float64": "q=17/k=20/d=8/causal/mask=float.qk.random/dtype=float64/seed=124",
+        "causal-lower-right-bool-random-bfloat16": (
+            "q=17/k=33/d=24/causal=lower_right/mask=bool.qk.random/dtype=bf16/seed=125"
+        ),
+        "causal-lower-right-bool-padding-float32": (
+            "b=3/q=17/k=33/d=8/causal=lower_right/mask=bool.b11k.padding/seed=126"
+        ),
+        "causal-lower-right-bool-empty-rows-float16": (
+            "q=20/k=17/d=8/causal=lower_right/mask=bool.qk.empty_rows/dtype=fp16/seed=127"
+        ),
+        "causal-lower-right-float-bias-float32": "hq=2/q=5/k=33/d=24/causal=lower_right/mask=float.hqk.bias/seed=128",
+    },
+    "Fewer key heads than query heads, in contiguous groups.": {
+        "grouped-ratio-2-float32": "b=2/hq=4/hkv=2/q=9/k=17/d=24/seed=130",
+        "grouped-ratio-3-causal-float32": "b=2/hq=6/hkv=2/q=9/k=17/d=8/causal/seed=131",
+        "grouped-ratio-2-bfloat16": "hq=6/hkv=3/q=9/k=17/d=64/dtype=bf16/seed=132",
+        "grouped-ratio-3-float16": "hq=6/hkv=2/q=9/k=17/d=65/dtype=fp16/seed=133",
+        "grouped-ratio-8-float32": "b=2/hq=16/hkv=2/q=3/k=9/d=8/seed=134",
+        "grouped-multi-query-8-bfloat16": "hq=8/hkv=1/q=5/k=33/d=24/dtype=bf16/seed=135",
+        "grouped-multi-query-2-float64": "hq=2/hkv=1/q=5/k=9/d=8/dtype=float64/seed=136",
+        "grouped-multi-query-3-one-query-float16": "b=2/hq=3/hkv=1/q=1/k=70/d=64/dtype=fp16/seed=137",
+        "grouped-bool-mask-float32": "b=2/hq=4/hkv=2/q=9/k=17/d=8/mask=bool.bh1k.random/seed=138",
+        "grouped-float-mask-bfloat16": "b=2/hq=6/hkv=2/q=9/k=17/d=24/mask=float.hqk.random/dtype=bf16/seed=139",
+        "grouped-empty-head-float32": "b=2/hq=4/hkv=2/q=5/k=9/d=8/mask=bool.hqk.empty_head/seed=140",
+        "grouped-value-dim-causal-float16": "hq=4/hkv=2/q=17/k=9/d=24/dv=8/causal=lower_right/dtype=fp16/seed=141",
+    },
+    "Any finite scale is legal: negative, zero, large, tiny; a bias is added after it.": {
+        "scale-negative-float32": "hq=2/q=9/k=17/d=24/scale=-0.7/seed=150",
+        "scale-negative-causal-bfloat16": "q=17/k=33/d=8/scale=-0.7/causal/dtype=bf16/seed=151",
+        "scale-negative-bool-mask-float32": "hq=2/q=9/k=17/d=8/scale=-0.7/mask=bool.hqk.random/seed=152",
+        "scale-negative-float-mask-float16": "hq=2/q=9/k=17/d=8/scale=-0.7/mask=float.hqk.random/dtype=fp16/seed=153",
+        "scale-zero-float32": "hq=2/q=9/k=17/d=24/scale=0/seed=154",
+        "scale-zero-causal-float64": "q=17/k=17/d=8/scale=0/causal/dtype=float64/seed=155",
+        "scale-zero-float-mask-bfloat16": "q=9/k=17/d=8/scale=0/mask=float.qk.random/dtype=bf16/seed=156",
+        "scale-three-float32": "q=9/k=33/d=24/scale=3/seed=157",
+        "scale-three-causal-lower-right-float16": "q=9/k=33/d=8/scale=3/causal=lower_right/dtype=fp16/seed=158",
+        "scale-three-bool-mask-bfloat16": "q=9/k=33/d=8/scale=3/mask=bool.qk.empty_rows/dtype=bf16/seed=159",
+        "scale-tiny-float32": "q=9/k=33/d=24/scale=1e-30/seed=160",
+        "scale-tiny-float-mask-float64": "q=9/k=17/d=8/scale=1e-30/mask=float.qk.bias/dtype=float64/seed=161",
+        "scale-tiny-large-scores-float16": "q=9/k=17/d=128/scale=0.0001/scores=4096/dtype=fp16/seed=162",
+    },
+    "Sizes of the scores: nearly equal, usual, and nearly one-hot weights.": {
+        "scores-small-float32": "q=17/k=70/d=24/scores=0.125/seed=170",
+        "scores-small-bfloat16": "q=17/k=70/d=64/scores=0.125/dtype=bf16/seed=171",
+        "scores-large-float32": "q=17/k=70/d=64/scores=8/seed=172",
+        "scores-large-bfloat16": "q=17/k=70/d=64/scores=8/dtype=bf16/seed=173",
+        "scores-large-float16": "q=17/k=70/d=65/scores=8/dtype=fp16/seed=174",
+        "scores-large-float64": "q=9/k=33/d=24/scores=8/dtype=float64/seed=175",
+        "scores-large-causal-bfloat16": "q=33/k=66/d=24/scores=8/causal=lower_right/dtype=bf16/seed=176",
+        "scores-beyond-exp-range-float32": "q=9/k=33/d=24/scores=200/seed=177",
+    },
+    "Long rows: many keys, few queries.": {
+        "long-rows-float32": "q=3/k=600/d=64/seed=180",
+        "long-rows-bfloat16": "hq=2/q=3/k=600/d=24/dtype=bf16/seed=181",
+        "long-rows-float16": "q=5/k=513/d=64/dtype=fp16/seed=182",
+        "long-rows-large-scores-bfloat16": "q=3/k=512/d=128/scores=8/dtype=bf16/seed=183",
+        "long-rows-uniform-weights-float16": "q=2/k=600/d=8/scale=0/values=uniform/dtype=fp16/seed=184",
+        "long-rows-sign-sorted-bfloat16": "q=4/k=600/d=8/scores=0.125/values=sign_sorted/dtype=bf16/seed=185",
+        "long-rows-padding-float32": "b=2/q=2/k=600/d=8/mask=bool.b11k.padding/seed=186",
+        "long-rows-float64": "q=2/k=520/d=8/dtype=float64/seed=187",
+    },
+    "Values: one-signed, with outliers, the same for every key, and of sums that cancel late.": {
+        "values-uniform-float32": "q=9/k=130/d=8/values=uniform/seed=190",
+        "values-uniform-bfloat16": "q=9/k=130/d=24/values=uniform/dtype=bf16/seed=191",
+        "values-spiky-float16": "q=9/k=130/d=8/values=spiky/dtype=fp16/seed=192",
+        "values-spiky-float64": "q=9/k=33/d=8/values=spiky/dtype=float64/seed=193",
+        "values-constant-float32": "hq=2/q=9/k=70/d=8/values=constant/seed=194",
+        "values-constant-bfloat16": "hq=2/q=9/k=70/d=24/values=constant/dtype=bf16/seed=195",
+        "values-sign-sorted-float32": "q=9/k=130/d=8/values=sign_sorted/seed=196",
+        "values-sign-sorted-float16": "q=9/k=130/d=64/values=sign_sorted/dtype=fp16/seed=197",
+    },
+    "No keys: output 0 and lse -inf. No queries: empty results.": {
+        "zero-keys-float32": "b=2/hq=2/q=5/k=0/d=8/seed=200",
+        "zero-keys-bool-mask-bfloat16": "b=2/hq=2/q=5/k=0/d=8/mask=bool.b11k.all/dtype=bf16/seed=201",
+        "zero-keys-causal-float16": "q=3/k=0/d=24/dv=8/causal=lower_right/dtype=fp16/seed=202",
+        "zero-queries-float32": "b=2/hq=2/q=0/k=5/d=8/seed=203",
+        "zero-queries-causal-float64": "q=0/k=5/d=8/causal/dtype=float64/seed=204",
+    },
+}
+SHAPES_NOTE = "Every shape that broadcasts to (batch, heads, queries, keys), ranks 1 to 4: 1 where a letter is missing."
+SHAPES = tuple(
+    "".join(letters) for rank in (1, 2, 3, 4) for letters in product(*((place, "1") for place in "bhqk"[4 - rank :]))
+)
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def mask_shape_problems() -> dict[str, str]:
+    """Return a name and a problem string for each kind and shape of mask, the dtypes in turn; all sizes differ."""
+    problems = {}
+    for turn, (shape, kind) in enumerate(product(SHAPES, MASK_KINDS)):
+        dtype = DTYPES[(turn + turn // 2) % 4]  # so that each kind meets each dtype
+        problem = f"b=2/hq=3/q=4/k=5/d=8/dtype={dtype}/mask={kind}.{shape}.random/seed={9400 + turn}"
+        problems[f"mask-{kind}-shape-{shape}-{dtype}"] = problem
+    return problems
+
+
+def _read(groups: dict[str, dict[str, str]]) -> Iterator[GoldenCase]:
+    for note, problems in groups.items():
+        for name, text in problems.items():
+            problem = Problem.parse(text)
+            yield GoldenCase(name, problem, rules_of(problem), note)
+
+
+CASES = tuple(_read(GROUPS | {SHAPES_NOTE: mask_shape_problems()}))
+
+
+def golden_case(name: str) -> GoldenCase:
+    """Return the golden case called `name`. Raises InputError for a name that the table does not have."""
+    for case in CASES:
+        if case.name == name:
+            return case
+    raise InputError(f"unknown golden case {name!r}: see `attnspec list cases`")

@@ -1,0 +1,154 @@
+"""The inputs of a problem: the same bits on every machine.
+
+Numbers are integers of a bit generator whose stream is fixed (Philox-4x64, Salmon et al., SC 2011; NumPy guarantees the
+stream of a bit generator), turned into binary fractions exactly and rounded once to the storage dtype by `round_once`.
+No transcendental function and no framework's generator takes part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnspec.spec.call import Call
+from attnspec.spec.dtypes import Format, format_named
+from attnspec.spec.problem import Problem
+
+Array = npt.NDArray[np.float64]
+
+HIDDEN_SHARE = 0.3  # of the slots of a random mask
+FINITE_BIAS = {"low": -30000.0, "sentinel": -1e9}  # finite in float32 with any score, and `low` in float16 too
+
+
+def make_call(problem: Problem) -> Call:
+    """Return the call that a problem describes, on the CPU; `attn_mask`, `is_causal` and `scale` as it says."""
+    fmt = format_named(problem.dtype)
+    draw = Source(problem.seed)
+    p = problem
+    query = draw.normal("query", (p.batch, p.q_heads, p.q_len, p.head_dim)) * p.scores
+    key = draw.normal("key", (p.kv_batch, p.kv_heads, p.k_len, p.head_dim))
+    value = _values(draw, p.values, (p.kv_batch, p.kv_heads, p.k_len, p.value_dim))
+    return Call(
+        query=to_tensor(query, fmt),
+        key=to_tensor(key, fmt),
+        value=to_tensor(value, fmt),
+        attn_mask=_mask(draw, p, fmt),
+        is_causal=p.causal is not None,
+        scale=p.scale,
+        enable_gqa=p.q_heads != p.kv_heads,
+    )
+
+
+class Source:
+    """Numbers from a seed. Each tensor has a stream of its own, so that one does not depend on the shape of another."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def integers(self, name: str, count: int) -> npt.NDArray[np.uint64]:
+        """Return `count` uniform 64-bit integers of the stream called `name`."""
+        key = hashlib.sha256(f"attnspec/{self.seed}/{name}".encode()).digest()[:16]
+        return np.random.Philox(key=int.from_bytes(key, "little")).random_raw(count)
+
+    def uniform(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Return multiples of 2^-53 in [0, 1)."""
+        raw = self.integers(name, int(np.prod(shape)))
+        return ((raw >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
+
+    def normal(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Return nearly normal numbers, mean 0 and variance 1: the sum of 12 uniform ones (Irwin-Hall), less 6.
+
+        Twelve 16-bit integers make the sum and 33 bits below it the rest, so every number is a multiple of 2^-49 below
+        2^3, exact in float64.
+        """
+        raw = self.integers(name, 4 * int(np.prod(shape))).reshape(-1, 4)
+        twelve = raw[:, :3].copy().view("<u2").astype(np.int64).sum(axis=1)
+        fine = (raw[:, 3] >> np.uint64(31)).astype(np.int64)
+        numbers: Array = ((twelve - 6 * 65536) * 2**33 + fine).astype(np.float64) * 2.0**-49
+        return numbers.reshape(shape)
+
+    def chance(self, name: str, shape: tuple[int, ...], share: float) -> npt.NDArray[np.bool_]:
+        """Return True in about this share of the slots."""
+        return self.uniform(name, shape) < share
+
+
+def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
+    """normal; uniform in [0, 1); spiky: a 16th of the numbers 64 times larger; constant: every key has the same value;
+    sign_sorted: the first half of the keys negative, so that partial sums grow before they cancel."""
+    normal = draw.normal("value", shape)
+    if kind == "uniform":
+        return draw.uniform("value", shape)
+    if kind == "spiky":
+        return np.where(draw.chance("spikes", shape, 1 / 16), normal * 64, normal)
+    if kind == "constant":
+        return np.broadcast_to(normal[..., :1, :], shape)
+    if kind == "sign_sorted":
+        late = np.arange(shape[-2])[:, None] >= shape[-2] / 2
+        return np.abs(normal) * np.where(late, 1.0, -1.0)
+    return normal
+
+
+def _mask(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
+    """Return the `attn_mask` of a problem, or None.
+
+    Contents: random (slots hidden at random), padding (keys hidden from a length on that differs from row to row of
+    the batch), empty_rows (random, and about a third of the query rows see nothing), empty_head (random, and the last
+    head or else all see nothing), leading (the first half of the keys hidden), all (nothing hidden), bias (nothing
+    hidden; float only differs), low and sentinel (float: where `empty_rows` hides, the bias is finite and far below
+    the others, -30000, or -1e9 and in float16 its lowest number; bool: nothing hidden). A float mask is a normal
+    bias, -inf where hidden.
+    """
+    if p.mask is None:
+        return None
+    sizes = {"b": p.batch, "h": p.q_heads, "q": p.q_len, "k": p.k_len, "1": 1}
+    shape = tuple(sizes[letter] for letter in p.mask.shape)
+    finite = p.mask.content in FINITE_BIAS
+    content = ("all" if p.mask.kind == "bool" else "empty_rows") if finite else p.mask.content
+    keep = _keep(draw, content, (1,) * (4 - len(shape)) + shape).reshape(shape)
+    if p.mask.kind == "bool":
+        return torch.from_numpy(keep)
+    hidden = max(FINITE_BIAS[p.mask.content], -fmt.largest) if finite else -np.inf
+    return to_tensor(np.where(keep, draw.normal("bias", shape), hidden), fmt)
+
+
+def _keep(draw: Source, content: str, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Return which slots take part, for a mask of this shape (batch, heads, rows, keys), each the full size or 1."""
+    batch, heads, rows, keys = shape
+    if content in ("all", "bias"):
+        return np.ones(shape, np.bool_)
+    if content == "padding":
+        lengths = 1 + (draw.uniform("lengths", (batch, heads, rows, 1)) * keys).astype(np.int64)
+        return np.arange(keys) < lengths
+    if content == "leading":
+        return np.broadcast_to(np.arange(keys) >= (keys + 1) // 2, shape).copy()
+    keep = ~draw.chance("hidden", shape, HIDDEN_SHARE)
+    if content == "empty_rows":
+        empty = draw.chance("empty", (batch, heads, rows, 1), 1 / 3)
+        empty[..., -1:, :] = True
+        keep &= ~empty
+    if content == "empty_head":
+        keep[:, -1:] = False
+    return keep
+
+
+def to_tensor(x: Array, fmt: Format) -> torch.Tensor:
+    """Return `x` rounded once to the format, as a contiguous tensor of its dtype."""
+    return torch.from_numpy(np.ascontiguousarray(round_once(x, fmt))).to(fmt.torch_dtype)
+
+
+def round_once(x: Array, fmt: Format) -> Array:
+    """Return `x` (float64) rounded to the nearest number of the format, ties to even, as float64.
+
+    A chain float64 -> float32 -> bfloat16, which torch uses, rounds twice and can go wrong: 1 + 2^-8 + 2^-30.
+    """
+    if fmt.precision == 53:
+        return x
+    exponent = np.frexp(x)[1] - 1  # 2^exponent <= |x| < 2^(exponent + 1)
+    step = np.maximum(exponent, fmt.emin) - (fmt.precision - 1)  # the exponent of one unit in the last place
+    with np.errstate(invalid="ignore"):
+        rounded = np.ldexp(np.rint(np.ldexp(x, -step)), step)
+    rounded = np.where(np.isfinite(x), rounded, x)
+    return np.where(np.abs(rounded) > fmt.largest, np.copysign(np.inf, rounded), rounded)

@@ -1,0 +1,81 @@
+"""Grouped-query and multi-query attention that reads each key head once, for all the query heads that share it.
+
+Keys and values are never expanded to the number of query heads: the query is viewed as (batch, kv_heads, group, q_len,
+head_dim) instead. The causal triangle is at the lower right, as decoding with a cache needs: the last query sees all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attnspec.implementations.torch_eager import broadcast_mask, check_call
+from attnspec.spec.capabilities import FEATURES, Capabilities
+
+
+class Grouped:
+    """Attention over shared key heads in float32 (float64 for float64); accuracy class fused, causal lower right."""
+
+    name = "grouped"
+    capabilities = Capabilities(features=tuple(FEATURES), head_dims=(1, 512), causal_alignment="lower_right")
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        attn_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return attention whose query head i reads key head floor(i / group), and the lse where asked for.
+
+        Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
+        and lse (batch, q_heads, q_len) in float32, float64 for float64. Extra memory: the scores, and one float32 copy
+        of each input. Raises InputError where the tensors do not fit. Rules: `grouped.head-map`, `grouped.multi-query`,
+        `mask.causal-lower-right`, `mask.fully-masked-row`, `softmax.lse`. Source: Shazeer 2019, section 3; Ainslie et
+        al. 2023, section 2.2.
+        """
+        check_call(query, key, value, attn_mask, enable_gqa)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        batch, q_heads, q_len, head_dim = query.shape
+        kv_heads, group = key.shape[1], q_heads // key.shape[1]
+        shared = query.to(wide).view(batch, kv_heads, group, q_len, head_dim)
+        scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
+        scores = hide(scores, attn_mask, is_causal)  # (batch, kv_heads, group, q_len, k_len)
+        empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
+        weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, kv_heads, group, q_len, k_len)
+        mixed = torch.einsum("bhgqk,bhkd->bhgqd", weights, value.to(wide)).masked_fill(empty, 0.0)
+        output = mixed.flatten(1, 2).to(query.dtype)  # (batch, q_heads, q_len, value_dim)
+        if not return_lse:
+            return output
+        return output, torch.logsumexp(scores, -1).flatten(1, 2)  # (batch, q_heads, q_len)
+
+
+def hide(scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+    """Return the scores plus the bias, and -inf where the mask or the causal triangle hides the key.
+
+    scores: (batch, kv_heads, group, q_len, k_len). Raises InputError where the mask does not broadcast to
+    (batch, q_heads, q_len, k_len). Rules: `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`,
+    `mask.causal-lower-right`.
+    """
+    batch, kv_heads, group, q_len, k_len = scores.shape
+    if attn_mask is not None:
+        mask = broadcast_mask(attn_mask, torch.Size((batch, kv_heads * group, q_len, k_len))).view(scores.shape)
+        if mask.dtype == torch.bool:
+            scores = torch.where(mask, scores, -torch.inf)
+        else:
+            scores = torch.where(mask == -torch.inf, -torch.inf, scores + mask)
+    if is_causal:
+        query_position = torch.arange(q_len, device=scores.device)[:, None] + (k_len - q_len)  # (q_len, 1)
+        key_position = torch.arange(k_len, device=scores.device)  # (k_len,)
+        scores = torch.where(key_position <= query_position, scores, -torch.inf)
+    return scores
+
+
+backend = Grouped()

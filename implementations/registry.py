@@ -1,0 +1,89 @@
+"""The registry: backends by name, found by the entry points of the group `attnspec.backends`.
+
+An entry point's value is a backend object, or a function of no arguments that returns one or raises `Unavailable`.
+Names are read from metadata alone: nothing is imported, not even torch, until a backend is loaded.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+from attnspec.spec.capabilities import Backend, Capabilities
+from attnspec.spec.errors import InputError, Unavailable
+
+GROUP = "attnspec.backends"
+EXPECTATIONS = Path(__file__).parent / "expectations"
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of the registered backends, sorted. Imports no backend."""
+    return tuple(sorted({entry.name for entry in metadata.entry_points(group=GROUP)}))
+
+
+def load_backend(name: str) -> Backend:
+    """Return the backend registered as `name`.
+
+    Raises InputError, one line, for a name that nobody registered or that several distributions did, and for an object
+    that is no backend; Unavailable, with the reason in one line, where it cannot be imported or says so itself.
+    """
+    entry = _entry(name)
+    try:
+        found = entry.load()
+        if not _is_backend(found) and callable(found):
+            found = found()
+    except Unavailable as reason:
+        raise Unavailable(_one_line(reason)) from None
+    except (Exception, SystemExit) as error:
+        raise Unavailable(f"{entry.value} raised {type(error).__name__}: {_one_line(error)}") from error
+    if not _is_backend(found):
+        raise InputError(
+            f"backend {name!r}: {entry.value} gives {type(found).__name__}, no backend; give a callable object with a "
+            "name (str) and capabilities (attnspec.spec.capabilities.Capabilities), or a function that returns one"
+        )
+    return cast(Backend, found)
+
+
+def status(name: str) -> str:
+    """Return "available", or "unavailable: " and the reason in one line. Raises InputError for an unknown name."""
+    if name not in backend_names():
+        raise _unknown(name)
+    try:
+        load_backend(name)
+    except (InputError, Unavailable) as reason:
+        return f"unavailable: {reason}"
+    return "available"
+
+
+def expectations_path(name: str) -> Path | None:
+    """Return the file of recorded deviations that ships for a backend, `expectations/<name>.json`, or None."""
+    shipped = {path.stem: path for path in EXPECTATIONS.glob("*.json")}
+    return shipped.get(name)
+
+
+def _entry(name: str) -> metadata.EntryPoint:
+    entries = tuple(metadata.entry_points(group=GROUP, name=name))
+    if not entries:
+        raise _unknown(name)
+    if len(entries) > 1:
+        owners = " and ".join(f"{entry.dist.name if entry.dist else 'unknown'} ({entry.value})" for entry in entries)
+        raise InputError(f"backend {name!r} is registered by {owners}: uninstall all but one")
+    return entries[0]
+
+
+def _unknown(name: str) -> InputError:
+    return InputError(f"unknown backend {name!r}: use one of {', '.join(backend_names()) or '(none is registered)'}")
+
+
+def _is_backend(found: Any) -> bool:
+    """Whether the object is a backend itself. A class is not: called without arguments, it makes one."""
+    if isinstance(found, type) or not callable(found):
+        return False
+    return isinstance(getattr(found, "name", None), str) and isinstance(
+        getattr(found, "capabilities", None), Capabilities
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

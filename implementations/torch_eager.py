@@ -1,0 +1,107 @@
+"""Eager attention: the textbook formula in torch operations, each result stored in the storage dtype.
+
+Scores and weights are rounded to the dtype of the query between operations, as model code without a fused kernel does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attnspec.spec.capabilities import FEATURES, Capabilities
+from attnspec.spec.errors import InputError
+
+
+class TorchEager:
+    """Plain attention in torch operations; accuracy class eager, causal triangle at the upper left."""
+
+    name = "torch_eager"
+    capabilities = Capabilities(features=tuple(FEATURES), head_dims=(1, 512), accuracy="eager")
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        attn_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return softmax(Q K^T * scale + bias) V over the visible keys, and the lse where asked for.
+
+        Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
+        and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not fit.
+        Rules: `attention.output`, `mask.fully-masked-row`, `softmax.lse`. Source: Vaswani et al. 2017, equation 1.
+        """
+        check_call(query, key, value, attn_mask, enable_gqa)
+        group = query.shape[1] // key.shape[1]
+        key = key.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, head_dim)
+        value = value.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, value_dim)
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
+        scores = masked(scores, attn_mask, is_causal)
+        empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
+        weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, k_len)
+        output = (weights @ value).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, value_dim)
+        if not return_lse:
+            return output
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return output, torch.logsumexp(scores.to(wide), -1)  # (batch, q_heads, q_len)
+
+
+def masked(scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+    """Return the scores with the bias added and -inf in every hidden slot, whatever finite value stood there.
+
+    scores: (batch, q_heads, q_len, k_len). Raises InputError where the mask does not broadcast to them. Rules:
+    `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`, `mask.causal-upper-left`.
+    """
+    hidden = torch.zeros_like(scores, dtype=torch.bool)  # (batch, q_heads, q_len, k_len)
+    if attn_mask is not None:
+        mask = broadcast_mask(attn_mask, scores.shape)
+        if mask.dtype == torch.bool:
+            hidden = ~mask
+        else:
+            hidden = mask == -torch.inf
+            scores = scores + mask
+    if is_causal:
+        hidden = hidden | torch.ones_like(hidden).triu(1)  # j > i
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def broadcast_mask(attn_mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return a view of the mask of the scores' shape. Raises InputError. Rule: `mask.broadcast`."""
+    try:
+        return attn_mask.expand(shape)
+    except RuntimeError:
+        raise InputError(f"attn_mask {tuple(attn_mask.shape)} does not broadcast to {tuple(shape)}") from None
+
+
+def check_call(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, enable_gqa: bool
+) -> None:
+    """Raise InputError for tensors that do not fit, where torch operations would broadcast or convert in silence.
+
+    Shapes as in `attnspec.spec.call.Call`. Rules: `notation.shapes`, `notation.dtypes`,
+    `mask.additive`, `grouped.heads-divide`, `contract.refusal`.
+    """
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise InputError(f"{shapes}: use (batch, heads, length, dim)")
+    if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
+        raise InputError(f"query {query.dtype}, key {key.dtype}, value {value.dtype}: use one floating dtype")
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
+        raise InputError(f"attn_mask {attn_mask.dtype}: use torch.bool or the query's dtype, {query.dtype}")
+    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3]:
+        raise InputError(f"{shapes}: key and value differ in batch, heads or length, or query and key in head_dim")
+    if key.shape[0] not in (1, query.shape[0]):
+        raise InputError(f"{shapes}: use a key batch of 1 or that of the query")
+    q_heads, kv_heads = query.shape[1], key.shape[1]
+    if kv_heads == 0 or q_heads % kv_heads or (q_heads != kv_heads and not enable_gqa):
+        raise InputError(f"{shapes}: use as many key heads as query heads, or a divisor and enable_gqa=True")
+
+
+backend = TorchEager()

@@ -1,0 +1,81 @@
+"""Scaled dot-product attention, softmax(Q K^T / sqrt(d)) V, as documented and in float64 (chapter "attention")."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attnspec.reference import grouped_heads, masks
+from attnspec.reference.softmax import lse, softmax
+from attnspec.spec.call import Call, Result
+from attnspec.spec.errors import InputError
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    causal_alignment: str = "upper_left",
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Result:
+    """Return output, lse and weights of attention, all in float64.
+
+    query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
+    value_dim), of any floating dtype; a key and value batch of 1 serves every query batch. attn_mask: bool or
+    additive, of a shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim). Returns
+    output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len).
+    Raises InputError where shapes or dtypes do not fit. Rules: `attention.output`, `attention.scale-default`,
+    `attention.scale-explicit`. Source: Vaswani et al. 2017, equation 1.
+    """
+    check_inputs(query, key, value, enable_gqa)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    query, key, value = query.double(), key.double(), value.double()
+    key = grouped_heads.expand(key, query.shape[1])  # (batch, q_heads, k_len, head_dim)
+    value = grouped_heads.expand(value, query.shape[1])  # (batch, q_heads, k_len, value_dim)
+    scores = scale * (query @ key.transpose(-1, -2))  # (batch, q_heads, q_len, k_len)
+    shape = (scores.shape[0], scores.shape[1], scores.shape[2], scores.shape[3])
+    scores = scores + masks.bias(shape, attn_mask)
+    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment)
+    weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
+    output = weights @ value  # (batch, q_heads, q_len, value_dim)
+    return Result(output=output, lse=lse(scores, visible), weights=weights)
+
+
+def answer(call: Call, causal_alignment: str = "upper_left") -> Result:
+    """Return what the reference says of a call: `attention` with the call's arguments."""
+    return attention(
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=call.attn_mask,
+        is_causal=call.is_causal,
+        causal_alignment=causal_alignment,
+        scale=call.scale,
+        enable_gqa=call.enable_gqa,
+    )
+
+
+def check_inputs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
+    """Raise InputError where the tensors of a call do not fit each other. Rules: `notation.shapes`,
+    `notation.dtypes`."""
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
+        if tensor.ndim != 4:
+            raise InputError(f"{name} has {tensor.ndim} dimensions: use (batch, heads, length, dim)")
+        if tensor.dtype != query.dtype or not tensor.dtype.is_floating_point:
+            raise InputError(f"{name} is {tensor.dtype} and query is {query.dtype}: use one floating dtype")
+        if tensor.device != query.device:
+            raise InputError(f"{name} is on {tensor.device} and query is on {query.device}: use one device")
+    if key.shape[-1] != query.shape[-1]:
+        raise InputError(f"key has head_dim {key.shape[-1]} and query has {query.shape[-1]}: use the same")
+    if key.shape[:3] != value.shape[:3]:
+        raise InputError(f"key {tuple(key.shape)} and value {tuple(value.shape)} differ in batch, heads or length")
+    if key.shape[0] not in (1, query.shape[0]):
+        raise InputError(f"key has batch {key.shape[0]} and query has {query.shape[0]}: use the same, or 1")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise InputError(f"{query.shape[1]} query heads and {key.shape[1]} key heads: set enable_gqa=True")

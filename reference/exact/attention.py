@@ -1,0 +1,60 @@
+"""Scaled dot-product attention, softmax(scale Q K^T + bias) V, every entry proven correctly rounded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnspec.reference.exact.head import attend
+from attnspec.reference.exact.inputs import checked_input, checked_scale
+from attnspec.reference.exact.scale import scale_of
+from attnspec.reference.exact.visibility import UPPER_LEFT
+from attnspec.spec.dtypes import FLOAT64, Format
+
+
+@dataclass(frozen=True)
+class ExactResult:
+    """The true results, rounded once: output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len)."""
+
+    output: NDArray[np.float64]
+    lse: NDArray[np.float64]
+
+
+def attention(
+    query: NDArray[np.floating],
+    key: NDArray[np.floating],
+    value: NDArray[np.floating],
+    *,
+    attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None = None,
+    is_causal: bool = False,
+    causal_alignment: str = UPPER_LEFT,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    rounded_to: Format = FLOAT64,
+) -> ExactResult:
+    """Return attention and its log-sum-exp, each entry the true real number rounded once to `rounded_to`.
+
+    query: (batch, q_heads, q_len, head_dim); key: (kv_batch, kv_heads, k_len, head_dim); value: (kv_batch, kv_heads,
+    k_len, value_dim), with kv_batch batch or 1; float16, float32 or float64, read as exact numbers.
+    attn_mask: broadcasts to (batch, q_heads, q_len, k_len). bool: True takes part; float: added to the scaled score in
+    its natural units, and -inf excludes the slot. is_causal hides keys too, and both apply.
+    scale: None is the real number 1/sqrt(head_dim), another is its exact float64 value.
+    A row that sees no key has output 0 and lse -inf; zeros are +0. lse is the natural logarithm.
+
+    Raises InputError for arguments that do not fit and for a NaN or an infinity that a query sees, UndecidedError
+    where PRECISION_CAP bits do not prove a rounding. Rules `attention.scale-default`, `mask.bias-then-mask`,
+    `mask.hidden-values`, `mask.hidden-nan`, `mask.causal-upper-left`, `mask.causal-lower-right`,
+    `mask.fully-masked-row`, `grouped.head-map`, `softmax.lse`. Source: Vaswani et al. 2017, section 3.2.1.
+    """
+    alignment = causal_alignment if is_causal else None
+    given = checked_input(query, key, value, attn_mask=attn_mask, causal_alignment=alignment, enable_gqa=enable_gqa)
+    factor = scale_of(checked_scale(scale), given.query.shape[3])
+    output = np.zeros(given.output_shape)
+    lse = np.full(given.output_shape[:3], -math.inf)
+    for batch, head in np.ndindex(given.output_shape[:2]):
+        name = f"batch {batch}, head {head}"
+        output[batch, head], lse[batch, head] = attend(given.head(batch, head), factor, rounded_to, name)
+    return ExactResult(output, lse)

@@ -1,0 +1,146 @@
+"""What the exact oracle accepts: shapes that fit, known dtypes, finite numbers wherever a query can see them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnspec.reference.exact.head import HeadInput
+from attnspec.reference.exact.visibility import causal_visible
+from attnspec.spec.errors import InputError
+
+FLOAT_DTYPES = ("float16", "float32", "float64")
+
+AnyNumber = TypeVar("AnyNumber", np.bool_, np.float64)
+
+
+@dataclass(frozen=True)
+class AttentionInput:
+    """The arrays of one call, checked and in float64, with key and value not yet repeated over batch or heads.
+
+    query: (batch, q_heads, q_len, head_dim); key: (kv_batch, kv_heads, k_len, head_dim); value: (kv_batch, kv_heads,
+    k_len, value_dim); visible: (batch, q_heads, q_len, k_len) bool; bias: the same shape, or None.
+    """
+
+    query: NDArray[np.float64]
+    key: NDArray[np.float64]
+    value: NDArray[np.float64]
+    bias: NDArray[np.float64] | None
+    visible: NDArray[np.bool_]
+
+    @property
+    def output_shape(self) -> tuple[int, int, int, int]:
+        """(batch, q_heads, q_len, value_dim)."""
+        batch, q_heads, q_len, _ = self.query.shape
+        return batch, q_heads, q_len, self.value.shape[3]
+
+    def head(self, batch: int, head: int) -> HeadInput:
+        """Return what one query head sees: it reads key/value head floor(head / group) (rule `grouped.head-map`).
+
+        Rows and keys that take no part are set to 0, whatever they hold. Raises InputError for a NaN or an infinity in
+        a row or key that takes part.
+        """
+        group = self.query.shape[1] // self.key.shape[1]
+        source = (batch if self.key.shape[0] > 1 else 0, head // group)
+        visible = self.visible[batch, head]  # (q_len, k_len)
+        seeing, seen = visible.any(axis=1), visible.any(axis=0)
+        at = f"batch {batch}, head {head}"
+        return HeadInput(
+            query=_finite_where(self.query[batch, head], seeing[:, None], f"query ({at})"),
+            key=_finite_where(self.key[source], seen[:, None], f"key (read by {at})"),
+            value=_finite_where(self.value[source], seen[:, None], f"value (read by {at})"),
+            bias=None if self.bias is None else _finite_where(self.bias[batch, head], visible, f"attn_mask ({at})"),
+            visible=visible,
+        )
+
+
+def checked_input(
+    query: NDArray[np.floating],
+    key: NDArray[np.floating],
+    value: NDArray[np.floating],
+    *,
+    attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None,
+    causal_alignment: str | None,
+    enable_gqa: bool,
+) -> AttentionInput:
+    """Return the arrays of a call as float64, with the slots that each query may see.
+
+    causal_alignment: None where the call is not causal. Raises InputError for dtypes or shapes that do not fit.
+    """
+    q, k, v = _floats("query", query), _floats("key", key), _floats("value", value)
+    _check_shapes(q, k, v)
+    _check_heads(q.shape[1], k.shape[1], enable_gqa)
+    shape = (*q.shape[:3], k.shape[2])  # (batch, q_heads, q_len, k_len)
+    visible = np.ones(shape, dtype=np.bool_)
+    if causal_alignment is not None:
+        visible &= causal_visible(shape[2], shape[3], causal_alignment)
+    if attn_mask is None:
+        return AttentionInput(q, k, v, None, visible)
+    mask = np.asarray(attn_mask)
+    if mask.dtype == np.bool_:
+        return AttentionInput(q, k, v, None, visible & _broadcast_mask(mask, shape))
+    bias = _broadcast_mask(_floats("attn_mask", mask), shape)
+    return AttentionInput(q, k, v, bias, visible & (bias != -math.inf))
+
+
+def checked_scale(scale: float | None) -> float | None:
+    """Return the scale as a float64 number, or None. Raises InputError unless it is finite."""
+    if scale is None:
+        return None
+    scale = float(scale)
+    if not math.isfinite(scale):
+        raise InputError(f"scale is {scale}: use a finite number, or None for 1/sqrt(head_dim)")
+    return scale
+
+
+def _floats(name: str, array: NDArray[np.generic]) -> NDArray[np.float64]:
+    array = np.asarray(array)
+    if array.dtype.name not in FLOAT_DTYPES:
+        more = " or bool" if name == "attn_mask" else ""
+        raise InputError(f"{name} has dtype {array.dtype}: use {', '.join(FLOAT_DTYPES)}{more}")
+    return array.astype(np.float64)
+
+
+def _check_shapes(q: NDArray[np.float64], k: NDArray[np.float64], v: NDArray[np.float64]) -> None:
+    """Raise InputError where an axis of query, key or value does not fit the others."""
+    for name, array in (("query", q), ("key", k), ("value", v)):
+        if array.ndim != 4:
+            raise InputError(f"{name} has shape {array.shape}: use 4 axes, (batch, heads, length, dim)")
+    if q.shape[3] == 0:
+        raise InputError("query has head_dim 0: use at least 1")
+    if k.shape[3] != q.shape[3]:
+        raise InputError(f"key has head_dim {k.shape[3]} and query {q.shape[3]}: make them equal")
+    if v.shape[:3] != k.shape[:3]:
+        raise InputError(f"value has (batch, heads, length) {v.shape[:3]} and key {k.shape[:3]}: make them equal")
+    if k.shape[0] not in (q.shape[0], 1):
+        raise InputError(f"key and value have batch {k.shape[0]}: use the query's {q.shape[0]}, or 1")
+
+
+def _check_heads(q_heads: int, kv_heads: int, enable_gqa: bool) -> None:
+    if not enable_gqa and q_heads != kv_heads:
+        raise InputError(f"query has {q_heads} heads and key {kv_heads}: make them equal, or set enable_gqa")
+    if q_heads and (kv_heads == 0 or q_heads % kv_heads):
+        raise InputError(f"query has {q_heads} heads and key {kv_heads}: use a multiple of the key's heads")
+
+
+def _broadcast_mask(mask: NDArray[AnyNumber], shape: tuple[int, ...]) -> NDArray[AnyNumber]:
+    """Return the mask as (batch, q_heads, q_len, k_len)."""
+    try:
+        return np.broadcast_to(mask, shape)
+    except ValueError:
+        raise InputError(
+            f"attn_mask has shape {mask.shape}: use one that broadcasts to (batch, q_heads, q_len, k_len) = {shape}"
+        ) from None
+
+
+def _finite_where(array: NDArray[np.float64], used: NDArray[np.bool_], name: str) -> NDArray[np.float64]:
+    """Return the array with 0 wherever it is not used. Raises InputError for a used entry that is not finite."""
+    faults = np.argwhere(~np.isfinite(array) & used)
+    if len(faults):
+        where = tuple(faults[0].tolist())
+        raise InputError(f"{name} holds {array[where]} at {where}: the exact oracle takes finite numbers where visible")
+    return np.where(used, array, 0.0)

@@ -1,0 +1,61 @@
+"""Which keys a query sees: boolean and additive masks, and the causal triangle (chapter "masks")."""
+
+from __future__ import annotations
+
+import torch
+
+from attnspec.spec.errors import InputError
+
+
+def causal(q_len: int, k_len: int, alignment: str = "upper_left") -> torch.Tensor:
+    """Return the causal triangle, (q_len, k_len), True where query i sees key j.
+
+    `upper_left`: j <= i. `lower_right`: j <= i + (k_len - q_len), the last query sees every key. Raises InputError for
+    another alignment. Rules: `mask.causal-upper-left`, `mask.causal-lower-right`. Source: PyTorch
+    `torch.nn.attention.bias`.
+    """
+    offsets = {"upper_left": 0, "lower_right": k_len - q_len}
+    if alignment not in offsets:
+        raise InputError(f"causal_alignment is {alignment!r}: use one of {', '.join(offsets)}")
+    query_position = torch.arange(q_len)[:, None]  # (q_len, 1)
+    key_position = torch.arange(k_len)[None, :]  # (1, k_len)
+    return key_position <= query_position + offsets[alignment]  # (q_len, k_len)
+
+
+def visible(
+    shape: tuple[int, int, int, int],
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    causal_alignment: str = "upper_left",
+) -> torch.Tensor:
+    """Return the visible set, bool (batch, q_heads, q_len, k_len): True where the key takes part in the row's softmax.
+
+    A slot is hidden where a bool mask is False, where an additive mask is -inf, or where the causal triangle hides it;
+    each applies on its own. Raises InputError where the mask does not broadcast. Rules: `mask.bool`, `mask.additive`,
+    `mask.broadcast`, `mask.combine`.
+    """
+    seen = torch.ones(shape, dtype=torch.bool)
+    if attn_mask is not None:
+        keep = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
+        seen = seen & broadcast(keep, shape)
+    if is_causal:
+        seen = seen & causal(shape[-2], shape[-1], causal_alignment)
+    return seen
+
+
+def bias(shape: tuple[int, int, int, int], attn_mask: torch.Tensor | None) -> torch.Tensor:
+    """Return what is added to the scaled scores, float64 (batch, q_heads, q_len, k_len): 0 for a bool mask or none.
+
+    Rules: `mask.additive`, `mask.broadcast`.
+    """
+    if attn_mask is None or attn_mask.dtype == torch.bool:
+        return torch.zeros(shape, dtype=torch.float64)
+    return broadcast(attn_mask.double(), shape)
+
+
+def broadcast(mask: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """Return the mask expanded to (batch, q_heads, q_len, k_len). Raises InputError. Rule: `mask.broadcast`."""
+    try:
+        return mask.expand(shape)
+    except RuntimeError:
+        raise InputError(f"attn_mask {tuple(mask.shape)} does not broadcast to {shape}") from None

@@ -1,0 +1,47 @@
+"""The call: what goes into an attention kernel and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call; names and defaults are those of PyTorch's `scaled_dot_product_attention`.
+
+    query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
+    value_dim), all of one dtype. attn_mask: bool (True takes part) or floating point (added to the scaled scores), of
+    any shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim). Rules: chapter
+    "notation".
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    return_lse: bool = False
+
+    def options(self) -> dict[str, object]:
+        """Return the keyword arguments that differ from their defaults: all that a kernel needs to be told."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)[3:]}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
+
+    def but(self, **changes: Any) -> Call:
+        """Return the call with some arguments changed."""
+        return replace(self, **changes)
+
+
+class Result(NamedTuple):
+    """What a call gives. output: (batch, q_heads, q_len, value_dim), the query's dtype; lse: (batch, q_heads, q_len),
+    natural logarithm, float32 or float64; weights: (batch, q_heads, q_len, k_len)."""
+
+    output: torch.Tensor
+    lse: torch.Tensor | None = None
+    weights: torch.Tensor | None = None

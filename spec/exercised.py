@@ -1,0 +1,34 @@
+"""Which rules a problem exercises: what a case can cite without being told."""
+
+from __future__ import annotations
+
+from attnspec.spec.problem import Problem
+
+
+def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ...]:
+    """Return the ids of the rules that decide the answer to a problem, the most special first."""
+    p = problem
+    mask = p.mask
+    causal_rule = f"mask.causal-{(p.causal or 'upper_left').replace('_', '-')}"
+    empties = mask is not None and mask.content in ("empty_rows", "empty_head")
+    tall = p.causal == "lower_right" and p.q_len > p.k_len
+    table = {
+        "attention.zero-length": p.k_len == 0 or p.q_len == 0,
+        "softmax.lse-empty-row": return_lse and (empties or tall or p.k_len == 0),
+        "mask.fully-masked-row": empties or tall,
+        "mask.combine": mask is not None and p.causal is not None,
+        causal_rule: p.causal is not None,
+        "mask.key-padding": mask is not None and mask.content == "padding",
+        "mask.bool": mask is not None and mask.kind == "bool",
+        "mask.additive": mask is not None and mask.kind == "float",
+        "mask.broadcast": mask is not None and mask.shape != "bhqk",
+        "grouped.multi-query": p.kv_heads == 1 < p.q_heads,
+        "grouped.head-map": p.kv_heads != p.q_heads,
+        "attention.scale-explicit": p.scale is not None,
+        "attention.value-dim": p.value_dim != p.head_dim,
+        "attention.kv-broadcast": p.kv_batch != p.batch,
+        "softmax.lse": return_lse,
+        "attention.scale-default": p.scale is None,
+        "attention.output": True,
+    }
+    return tuple(rule for rule, exercised in table.items() if exercised)

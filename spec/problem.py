@@ -1,0 +1,201 @@
+"""A problem: the description of one attention call, from which its inputs can be made again.
+
+A problem has one string, such as `q=17/k=33/d=64/hq=4/hkv=2/dtype=bfloat16/causal/seed=3`; what it does not mention
+has its default. `Problem.parse` reads it, `str` writes it, and the two are inverse.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from attnspec.spec.dtypes import format_named
+from attnspec.spec.errors import InputError
+
+CAUSAL_ALIGNMENTS = ("upper_left", "lower_right")
+MASK_KINDS = ("bool", "float")
+MASK_CONTENTS = ("random", "padding", "empty_rows", "empty_head", "leading", "all", "bias", "low", "sentinel")
+RANGES = dict.fromkeys(("head_dim", "value_dim", "q_heads", "kv_heads"), (1, 65536))  # field: smallest, largest
+RANGES |= dict.fromkeys(("q_len", "k_len", "batch", "kv_batch"), (0, 65536)) | {"seed": (0, 2**63 - 1)}
+FOLLOWS = {"value_dim": "head_dim", "kv_batch": "batch", "kv_heads": "q_heads"}  # field: the one it defaults to
+VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted")
+
+
+class Mask(NamedTuple):
+    """What an `attn_mask` is: `kind.shape.content`, such as `bool.b11k.padding`.
+
+    kind: `bool` or `float`. shape: a letter a dimension, b (batch), h (query heads), q, k, or 1 where it broadcasts;
+    one to four letters, aligned at the right. content: see `golden.inputs`.
+    """
+
+    kind: str
+    shape: str
+    content: str
+
+    def __str__(self) -> str:
+        return ".".join(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Mask:
+        """Read `kind.shape.content`. Raises InputError."""
+        parts = text.split(".")
+        right = "use kind.shape.content, such as bool.b11k.padding"
+        if len(parts) != 3:
+            raise InputError(f"mask {text!r}: {right}")
+        mask = cls(*parts)
+        if mask.kind not in MASK_KINDS:
+            raise InputError(f"mask {text!r}: unknown kind {mask.kind!r}; use one of {', '.join(MASK_KINDS)}")
+        fits = 1 <= len(mask.shape) <= 4 and all(
+            letter in ("1", place) for letter, place in zip(reversed(mask.shape), "kqhb", strict=False)
+        )
+        if not fits:
+            raise InputError(f"mask {text!r}: shape {mask.shape!r} does not fit bhqk, aligned at the right")
+        if mask.content not in MASK_CONTENTS:
+            raise InputError(f"mask {text!r}: unknown content {mask.content!r}; use one of {', '.join(MASK_CONTENTS)}")
+        return mask
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call. Lengths are numbers of tokens; `None` in a field whose default depends on another stands for
+    it.
+
+    batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
+    all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. scores: factor on the query,
+    so the standard deviation of the scaled scores at the default scale. values: distribution of the value tensor.
+    seed: of the inputs. Raises InputError where they do not fit each other.
+    """
+
+    q_len: int
+    k_len: int
+    head_dim: int
+    value_dim: int = -1
+    batch: int = 1
+    kv_batch: int = -1
+    q_heads: int = 1
+    kv_heads: int = -1
+    dtype: str = "float32"
+    mask: Mask | None = None
+    causal: str | None = None
+    scale: float | None = None
+    scores: float = 1.0
+    values: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, other in FOLLOWS.items():
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, getattr(self, other))
+        object.__setattr__(self, "dtype", format_named(self.dtype).name)
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise InputError(f"{name} is {getattr(self, name)}: use {low} to {high}")
+        if self.kv_batch not in (self.batch, 1):
+            raise InputError(f"kv_batch is {self.kv_batch}: use the batch, {self.batch}, or 1")
+        if self.q_heads % self.kv_heads:
+            raise InputError(f"{self.q_heads} query heads over {self.kv_heads} key heads: use a multiple")
+        if not (math.isfinite(self.scores) and math.isfinite(self.scale or 0.0)):
+            raise InputError(f"scale is {self.scale} and scores is {self.scores}: use finite numbers")
+        if self.causal not in (None, *CAUSAL_ALIGNMENTS):
+            raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
+        if self.values not in VALUES:
+            raise InputError(f"values is {self.values!r}: use one of {', '.join(VALUES)}")
+
+    def __str__(self) -> str:
+        return "/".join(_write(token, getattr(self, name)) for name, token in TOKENS.items() if self._says(name))
+
+    def _says(self, name: str) -> bool:
+        """Whether the string must mention this field."""
+        silent = {name: getattr(self, other) for name, other in FOLLOWS.items()} | {"dtype": None}
+        default = {f.name: f.default for f in fields(self)} | silent
+        return bool(getattr(self, name) != default[name])
+
+    @classmethod
+    def parse(cls, text: str) -> Problem:
+        """Read a problem's string. Raises InputError that names the token at fault."""
+        given: dict[str, Any] = {}
+        for part in text.split("/"):
+            token, _, value = part.partition("=")
+            name = NAMES.get(token)
+            if name is None:
+                raise InputError(f"unknown token {part!r} in {text!r}: use {', '.join(NAMES)}")
+            if name in given:
+                raise InputError(f"token {token!r} stands twice in {text!r}")
+            try:
+                given[name] = READERS[name](value)
+            except InputError:
+                raise
+            except ValueError:
+                raise InputError(f"token {part!r} in {text!r} has no readable value") from None
+        missing = [token for token in ("q", "k", "d") if NAMES[token] not in given]
+        if missing:
+            raise InputError(f"{text!r} lacks {', '.join(f'{token}=' for token in missing)}")
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a JSON object (schema `case`)."""
+        return asdict(self) | {"mask": str(self.mask) if self.mask else None}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Problem:
+        """Inverse of `to_json`. Raises InputError."""
+        return cls(**data | {"mask": Mask.parse(data["mask"]) if data["mask"] else None})
+
+    def features(self) -> frozenset[str]:
+        """Return the optional parts of the spec that the call needs, as `spec.capabilities` names them."""
+        needs = {
+            "is_causal": self.causal is not None,
+            "scale": self.scale is not None,
+            "enable_gqa": self.q_heads != self.kv_heads,
+            "value_dim": self.value_dim != self.head_dim,
+            "kv_broadcast": self.kv_batch != self.batch,
+            "empty": 0 in (self.q_len, self.k_len),
+        }
+        mask = {f"attn_mask.{self.mask.kind}", f"attn_mask.rank{len(self.mask.shape)}"} if self.mask else set()
+        return frozenset(mask | {name for name, needed in needs.items() if needed})
+
+    def but(self, **changes: Any) -> Problem:
+        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal."""
+        following = {name: -1 for name, other in FOLLOWS.items() if getattr(self, name) == getattr(self, other)}
+        return replace(self, **following | changes)
+
+
+def _write(token: str, value: object) -> str:
+    if token == "causal" and value == "upper_left":
+        return token
+    return f"{token}={value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{token}={value}"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+TOKENS = {  # field: token, in the order of the string
+    "batch": "b",
+    "kv_batch": "bkv",
+    "q_heads": "hq",
+    "kv_heads": "hkv",
+    "q_len": "q",
+    "k_len": "k",
+    "head_dim": "d",
+    "value_dim": "dv",
+    "dtype": "dtype",
+    "mask": "mask",
+    "causal": "causal",
+    "scale": "scale",
+    "scores": "scores",
+    "values": "values",
+    "seed": "seed",
+}
+NAMES = {token: name for name, token in TOKENS.items()}
+READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
+    "dtype": str,
+    "mask": Mask.parse,
+    "causal": lambda text: text or "upper_left",
+    "scale": float,
+    "scores": float,
+    "values": str,
+}
