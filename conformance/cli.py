@@ -42,9 +42,10 @@ def main() -> None:
     except InputError as error:
         sys.stderr.write(f"attnspec: error: {error}\n")
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("attnspec: interrupted; nothing was written\n")
-        sys.exit(130)
+    except SystemExit as end:  # typer turns KeyboardInterrupt into exit code 130, and says nothing
+        if end.code == 130:
+            sys.stderr.write("attnspec: interrupted; nothing was written\n")
+        raise
     except BrokenPipeError:  # the reader of a pipe has gone, `attnspec list cases | head`
         sys.stderr.close()
         sys.exit(141)

@@ -56,7 +56,9 @@ def _violation(
 ) -> Violation:
     empty = empty_rows(problem, call)  # (batch, q_heads, q_len)
     only_empty = not bool((found.wrong & ~(empty if name == "lse" else empty[..., None])).any())
-    if only_empty:
+    if problem.k_len == 0:
+        rule = "attention.zero-length"
+    elif only_empty:
         rule = "mask.fully-masked-row" if name == "output" else "softmax.lse-empty-row"
     elif found.nan_appeared:
         rule = "contract.output-written"

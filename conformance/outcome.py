@@ -7,6 +7,7 @@ from typing import Any
 
 OUTCOMES = ("pass", "fail", "errored", "crashed", "timeout", "not_supported", "xfail", "xpass")
 BROKEN = ("fail", "errored", "crashed", "timeout")  # what a kernel must never show
+LONGEST_MESSAGE, LONGEST_REASON = 20_000, 2_000  # characters; the schema `report` allows no more
 
 
 class Violation(Exception):
@@ -61,7 +62,9 @@ class CaseResult:
         error = self.error_over_budget
         writable = error if error is None or abs(error) < float("inf") else str(abs(error))
         return {"kind": "case", **asdict(self), "rules": list(self.rules), "profiles": list(self.profiles)} | {
-            "error_over_budget": writable
+            "error_over_budget": writable,
+            "message": self.message and self.message[:LONGEST_MESSAGE],
+            "reason": self.reason and self.reason[:LONGEST_REASON],
         }
 
     @classmethod

@@ -5,10 +5,12 @@ It loads in every pytest run of the environment, so it imports neither torch nor
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 ROOM = Path(__file__).parent
 RESULT, KERNEL, UNUSABLE = "attnspec.result", "attnspec.kernel", "attnspec.unusable"  # names of report properties
 SHOWN_FRAMES = 8  # of the traceback of a defect of the suite
+LOADING_SECONDS = 120  # for torch and the kernel's own module
 LONGEST_OUTPUT = 20_000  # characters of what a kernel prints that a report keeps
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -48,10 +51,15 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("--attn-causal-alignment", {"default": None, "metavar": "CORNER", "help": "of a bare callable's is_causal"}),
     ("--attn-device", {"default": None, "metavar": "D", "help": "where the tensors are put"}),
+    (
+        "--attn-timeout",
+        {"default": 120, "type": int, "metavar": "S", "help": "seconds for one case in a worker"},
+    ),
     ("--attn-expectations", {"default": None, "metavar": "FILE", "help": "recorded deviations"}),
 )
 
 kernel_key = pytest.StashKey["Kernel"]()
+misuse_key = pytest.StashKey[str]()
 announced_key = pytest.StashKey[bool]()
 expectations_key = pytest.StashKey["Expectations"]()
 
@@ -91,14 +99,22 @@ class Suite(pytest.Directory):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield the chosen cases. Raises UsageError for a wrong option."""
-        if self.config.getoption("--attn-backend") is None:
-            raise pytest.UsageError("--attn-backend is missing: name the kernel to validate")
         try:
+            if self.config.getoption("--attn-backend") is None:
+                raise InputError("--attn-backend is missing: name the kernel to validate")
             cases = selection_of(self.config).cases()
-        except InputError as error:
-            raise pytest.UsageError(str(error)) from None
+        except InputError as error:  # raised here it would be an error of collection, exit code 2 and not 4
+            self.session.stash[misuse_key] = str(error)
+            return
         for case in cases:
             yield CaseItem.from_parent(self, name=case.id, case=case)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session) -> None:
+    """Raise UsageError for a wrong option."""
+    if misuse_key in session.stash:
+        raise pytest.UsageError(session.stash[misuse_key])
 
 
 class CaseItem(pytest.Item):
@@ -112,13 +128,19 @@ class CaseItem(pytest.Item):
     def setup(self) -> None:
         """Resolve the target, once a process."""
         if kernel_key not in self.config.stash:
-            self.config.stash[kernel_key] = _resolve(self.config)
+            try:
+                with time_limit(self.config, loading_limit(self.config.getoption("--attn-timeout"))):
+                    self.config.stash[kernel_key] = _resolve(self.config)
+            except InputError as error:
+                self.session.shouldstop = str(error)  # every further case would only say so again
+                raise
 
     def runtest(self) -> None:
         """Run the check. Raises what it found."""
         from attnspec.conformance.running import run_case
 
-        self.error_over_budget = run_case(self.config.stash[kernel_key], self.case)
+        with time_limit(self.config, self.config.getoption("--attn-timeout")):
+            self.error_over_budget = run_case(self.config.stash[kernel_key], self.case)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the failure screen for a finding, a line for what is no fault of the suite, else its traceback."""
@@ -234,20 +256,24 @@ def _expectations(config: pytest.Config) -> Expectations:
     return config.stash[expectations_key]
 
 
-class UnusableTarget:
-    """Stops a run whose target cannot be used: every further case would only say so again."""
+@contextmanager
+def time_limit(config: pytest.Config, seconds: float) -> Iterator[None]:
+    """End this process after so many seconds, where it is a worker that can be replaced.
 
-    def __init__(self, session: pytest.Session) -> None:
-        self.session = session
+    The watchdog of faulthandler runs without the interpreter, so that it also ends a kernel that hangs with its lock
+    held.
+    """
+    if not hasattr(config, "workerinput"):
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Stop where a report says that the target cannot be used."""
-        for name, reason in report.user_properties:
-            if name == UNUSABLE:
-                self.session.shouldstop = str(reason)
 
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Watch for an unusable target, where reports of all cases arrive."""
-    if session.config.getoption("--attn-backend") and not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(UnusableTarget(session), "attnspec-unusable-target")
+def loading_limit(timeout: int) -> int:
+    """Return the seconds that a target may take to be imported, on a busy machine too."""
+    return max(timeout, LOADING_SECONDS)

@@ -27,7 +27,7 @@ class ReportWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.part = path.with_name(path.name + ".part")
+        self.part = Path(f"{path}.part")
         self.file: TextIO | None = None
         try:
             if path.is_dir():

@@ -57,7 +57,7 @@ class Screen:
             self.failures += 1
             if self.failures <= self.most_failures:
                 self.out.print(f"\n{result.message}", markup=False)
-            elif self.failures == SHOWN_FAILURES + 1:
+            elif self.failures == self.most_failures + 1:
                 self.out.print("\n(further failures are counted; --report FILE keeps them all)", markup=False)
 
 

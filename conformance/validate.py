@@ -20,9 +20,10 @@ import pytest
 from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.expectations import Expectations, read_expectations
-from attnspec.conformance.outcome import BROKEN, CaseResult
-from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_result
+from attnspec.conformance.outcome import BROKEN, CaseResult, Violation
+from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_result, loading_limit, rerun_command
 from attnspec.conformance.report import ReportWriter
+from attnspec.conformance.screen import failure_screen
 from attnspec.conformance.selection import Selection
 from attnspec.conformance.verdict import Verdict, verdict_of
 from attnspec.spec import SPEC_VERSION
@@ -62,14 +63,14 @@ class Run:
             "accuracy": self.accuracy,
             "causal-alignment": self.causal_alignment,
             "device": self.device,
+            "timeout": self.timeout,
             "expectations": str(self.expectations.resolve()) if self.expectations else None,
         }
-        plugins = ("xdist.plugin", "pytest_timeout", "attnspec.conformance.plugin", "no:cacheprovider", "no:terminal")
+        plugins = ("xdist.plugin", "attnspec.conformance.plugin", "no:cacheprovider", "no:terminal")
         return [
             *(part for name in plugins for part in ("-p", name)),
             *("-c", os.devnull, f"--rootdir={ROOM}", "--noconftest", f"--numprocesses={self.workers()}"),
             *("--max-worker-restart=1000000", "--dist=load", "--maxschedchunk=4"),
-            *(f"--timeout={self.timeout}", "--timeout-method=thread"),
             *(("--maxfail=1",) if self.fail_fast else ()),
             *(f"--attn-{name}={value}" for name, value in single.items() if value is not None),
             *(f"--attn-{name}={value}" for name, values in asked.items() for value in values),
@@ -103,7 +104,7 @@ def validate(run: Run, listener: Listener | None = None) -> Validation:
     expected = read_expectations(run.expectations) if run.expectations else Expectations()
     with ExitStack() as stack:
         writer = stack.enter_context(ReportWriter(run.report)) if run.report else None
-        recorder = Recorder(run, writer, listener)
+        recorder = Recorder(run, writer, listener, expected)
         code = _run_pytest(run, recorder)
         if recorder.unusable:
             raise InputError(recorder.unusable)
@@ -158,8 +159,11 @@ def now() -> str:
 class Recorder:
     """A pytest plugin for the controller: gathers results, tells a crash from a hang, and streams the report."""
 
-    def __init__(self, run: Run, writer: ReportWriter | None, listener: Listener | None) -> None:
+    def __init__(
+        self, run: Run, writer: ReportWriter | None, listener: Listener | None, expected: Expectations
+    ) -> None:
         self.run, self.writer, self.listener = run, writer, listener
+        self.expected = expected
         self.total = len(run.selection.cases())
         self.results: list[CaseResult] = []
         self.kernel: dict[str, Any] = {}
@@ -167,7 +171,7 @@ class Recorder:
         self.stopped_early = False
         self.began = time.monotonic()
         self.started_at: dict[str, float] = {}
-        self.loaded: set[str] = set()
+        self.loaded_at: dict[str, float] = {}
         self.said_header = False
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
@@ -178,7 +182,7 @@ class Recorder:
         """Take over what a worker hands in."""
         properties = dict(report.user_properties)
         if report.when == "setup":
-            self.loaded.add(report.nodeid)
+            self.loaded_at[report.nodeid] = time.monotonic()
         if UNUSABLE in properties:
             self.unusable = self.unusable or str(properties[UNUSABLE])
         if KERNEL in properties and not self.kernel:
@@ -188,20 +192,22 @@ class Recorder:
 
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died in a case: it crashed, or it was ended at the time limit."""
-        seconds = time.monotonic() - self.started_at.get(crashitem, self.began)
-        hung = seconds >= self.run.timeout
-        if crashitem not in self.loaded:
-            did = f"did not load within {self.run.timeout} s" if hung else "killed its process on import"
-            report.user_properties.append((UNUSABLE, f"target {self.run.target!r} {did}"))
+        loaded_at = self.loaded_at.get(crashitem)
+        seconds = time.monotonic() - (loaded_at or self.started_at.get(crashitem, self.began))
+        if loaded_at is None and not self.kernel:
+            limit = loading_limit(self.run.timeout)
+            did = f"did not load within {limit} s" if seconds >= limit else "killed its process on import"
+            self.unusable = self.unusable or f"target {self.run.target!r} {did}"
+            sched.config.pluginmanager.getplugin("dsession").shouldstop = self.unusable
             return
+        hung = loaded_at is not None and seconds >= self.run.timeout
         case = case_named(crashitem.partition("::")[2])
         what = f"no answer within {self.run.timeout} s" if hung else "the process of the kernel died"
+        found = Violation("contract.declared-runs", what)
         result = blank_result(case, "timeout" if hung else "crashed").but(
-            seconds=round(seconds, 3),
-            rule="contract.declared-runs",
-            message=f"{'TIMEOUT' if hung else 'CRASHED'} {case.id}\n  what      {what}",
+            seconds=round(seconds, 3), rule=found.rule, message=failure_screen(case, found, rerun_command(sched.config))
         )
-        report.user_properties.append((RESULT, json.dumps(result.to_json())))
+        report.user_properties.append((RESULT, json.dumps(self.expected.applied(result).to_json())))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -62,6 +62,7 @@ def storage_layout_does_not_matter(kernel: Kernel, case: Case) -> float:
         try:
             worst = max(worst, judge_against_reference(kernel, case.problem, call, kernel(placed)))
         except Violation as found:
+            judge_against_reference(kernel, case.problem, call, kernel(call))  # wrong in any layout
             names = ", ".join(f"{name} {LAYOUTS[(turn + i) % 3].__name__}" for i, name in enumerate(TENSORS[:3]))
             raise Violation(
                 "contract.layouts", f"{found.what}, with {names}", found.details, found.error_over_budget

@@ -65,7 +65,7 @@ def identity_readout(kernel: Kernel, call: Call) -> torch.Tensor:
         for column in range(min(width, k_len - start)):
             value[:, :, start + column, column] = 1
         probe = call.but(query=torch.zeros_like(call.query), value=value)
-        columns.append(kernel(probe).output[..., : k_len - start])
+        columns.append(kernel(probe).output[..., : k_len - start].clone())  # the kernel may reuse its memory
     return torch.cat(columns, dim=-1)
 
 

@@ -1,0 +1,8 @@
+"""The output is on another device."""
+
+from honest import attention as honest
+
+
+def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
+    output, lse = honest(query, key, value, attn_mask, is_causal, scale, return_lse=True)
+    return (output.to("meta"), lse) if return_lse else output.to("meta")

@@ -1,0 +1,193 @@
+"""Every check kills a kernel with one planted fault and names the rule; the honest kernels pass them all.
+
+The kernels are in `kernels/`. They run in this process, on a few cases a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import KERNELS, target_of
+
+from attnspec.conformance.case import Case
+from attnspec.conformance.catalogue import BY_NAME, CHECKS, cases
+from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.conformance.running import run_case
+from attnspec.conformance.screen import failure_screen
+from attnspec.conformance.targets import resolve
+
+OUTPUT, LSE = "accuracy.output-within-budget", "accuracy.lse-within-budget"
+MALFORMED = {
+    "returns_none": "contract.output-type",
+    "wrong_shape": "contract.output-shape",
+    "wrong_dtype": "contract.output-dtype",
+    "wrong_device": "contract.output-device",
+    "raises": "profile.core",
+}
+FAULTS = [  # kernel, the check that must name it, the rule that must be named
+    ("shifted_causal", "visible_set_is_exact", "mask.causal-upper-left"),
+    ("lower_right_causal", "visible_set_is_exact", "mask.causal-upper-left"),
+    ("inverted_mask", "visible_set_is_exact", "mask.bool"),
+    ("drops_mask", "visible_set_is_exact", "mask.combine"),
+    ("mean_for_empty_rows", "visible_set_is_exact", "mask.fully-masked-row"),
+    ("sentinel_mask", "visible_set_is_exact", "mask.fully-masked-row"),
+    ("skips_tail_keys", "visible_set_is_exact", "attention.output"),
+    ("tiled_heads", "query_heads_read_their_group", "grouped.head-map"),
+    ("mutates_input", "inputs_stay_unchanged", "contract.inputs-unchanged"),
+    ("cached_output", "outputs_share_no_memory", "contract.no-alias"),
+    ("nondeterministic", "results_repeat_bit_for_bit", "contract.deterministic"),
+    ("remembers_scores", "results_repeat_bit_for_bit", "contract.deterministic"),
+    ("layout_blind", "storage_layout_does_not_matter", "contract.layouts"),
+    ("nan_without_keys", "zero_lengths_give_zero_or_nothing", "attention.zero-length"),
+    ("hidden_maximum", "hidden_keys_have_no_influence", "mask.hidden-values"),
+    ("hidden_value_leak", "hidden_keys_have_no_influence", "mask.hidden-values"),
+    ("mean_for_empty_rows", "hidden_keys_have_no_influence", "mask.hidden-values"),
+    ("swallows_nan", "visible_nan_comes_through", "mask.visible-nan"),
+    ("batched_rank3_mask", "output_matches_golden", OUTPUT),
+    ("zero_means_default_scale", "output_matches_golden", OUTPUT),
+    ("missing_scale", "output_matches_golden", OUTPUT),
+    ("bf16_scores", "output_matches_golden", OUTPUT),
+    ("fp8_weights", "output_matches_golden", OUTPUT),
+    ("sentinel_mask", "output_matches_golden", "mask.fully-masked-row"),
+    ("returns_nan", "output_matches_golden", "contract.output-written"),
+    ("base2_lse", "lse_matches_golden", LSE),
+    ("rounded_lse", "lse_matches_golden", LSE),
+    ("infinite_lse", "lse_matches_golden", "softmax.lse-empty-row"),
+    ("half_lse", "lse_matches_golden", "softmax.lse-dtype"),
+    ("forgets_lse", "lse_matches_golden", "contract.output-type"),
+    ("bf16_scores", "output_stays_within_budget", OUTPUT),
+    ("bf16_accumulate", "output_stays_within_budget", OUTPUT),
+    ("fp8_weights", "output_stays_within_budget", OUTPUT),
+    ("base2_lse", "lse_stays_within_budget", LSE),
+    ("rounded_lse", "lse_stays_within_budget", LSE),
+    ("backend_that_raises", "visible_set_is_exact", "contract.declared-runs"),
+    *((kernel, "visible_set_is_exact", rule) for kernel, rule in MALFORMED.items()),
+    *((kernel, "output_matches_golden", rule) for kernel, rule in MALFORMED.items()),
+]
+ONLY_KILLER = {  # of the checks on problems made up on the spot, the ones that see the fault
+    "tiled_heads": {"query_heads_read_their_group"},
+    "cached_output": {"outputs_share_no_memory"},
+    "layout_blind": {"storage_layout_does_not_matter"},
+    "swallows_nan": {"visible_nan_comes_through"},
+    "base2_lse": {"lse_stays_within_budget"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The problems are too small to share between threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def finding(kernel: Any, case: Case) -> Violation | None:
+    """Run a case; return what it finds, None where it passes or does not apply."""
+    try:
+        run_case(kernel, case)
+    except Violation as found:
+        return found
+    except NotSupported:
+        return None
+    return None
+
+
+def findings(kernel: Any, check: str) -> Iterator[tuple[Case, Violation]]:
+    """Run a check's quick cases and yield those that fail."""
+    for case in cases("quick"):
+        if case.check == check and (found := finding(kernel, case)) is not None:
+            yield case, found
+
+
+@pytest.mark.parametrize(("name", "check", "rule"), FAULTS)
+def test_the_fault_is_found_and_named(kernel: Callable[[str], Any], name: str, check: str, rule: str) -> None:
+    assert rule in (found.rule for _, found in findings(kernel(name), check))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_every_check_kills_a_kernel(check: Any) -> None:
+    assert check.name in {check for _, check, _ in FAULTS}
+
+
+def test_every_kernel_is_killed() -> None:
+    assert {name for name, _, _ in FAULTS} == {path.stem for path in KERNELS.glob("*.py")} - {"honest"}
+
+
+@pytest.mark.parametrize(("name", "killers"), ONLY_KILLER.items())
+def test_the_fault_is_found_where_it_is_and_nowhere_else(
+    kernel: Callable[[str], Any], name: str, killers: set[str]
+) -> None:
+    asked = [check.name for check in CHECKS if check.problems is not None]
+    assert {check for check in asked if next(findings(kernel(name), check), None)} == killers
+
+
+@pytest.mark.parametrize(("name", "rule"), MALFORMED.items())
+def test_a_result_that_is_no_result_is_named_by_every_check(kernel: Callable[[str], Any], name: str, rule: str) -> None:
+    chosen = [case for case in cases("quick") if "core" in case.profiles and case.problem.q_len % 16]
+    first = {case.check: case for case in chosen}
+    assert {
+        check: found.rule for check, case in first.items() if (found := finding(kernel(name), case))
+    } == dict.fromkeys(first, rule)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_the_honest_kernel_passes_every_quick_case(kernel: Callable[[str], Any], check: Any) -> None:
+    assert [str(found) for _, found in findings(kernel("honest"), check.name)] == []
+
+
+def test_the_other_corner_is_right_where_it_is_declared() -> None:
+    kernel = resolve(target_of("lower_right_causal"), causal_alignment="lower_right")
+    chosen = [case for case in cases("quick") if case.problem.causal]
+    assert [str(found) for case in chosen if (found := finding(kernel, case))] == []
+
+
+def test_base_2_is_right_where_it_is_declared(kernel: Callable[[str], Any]) -> None:
+    plain = kernel("base2_lse")
+    declared = replace(plain, capabilities=replace(plain.capabilities, lse_base="2"))
+    chosen = [case for case in cases("quick") if case.return_lse]
+    assert [str(found) for case in chosen if (found := finding(declared, case))] == []
+
+
+def test_stored_scores_are_right_where_the_class_is_eager() -> None:
+    kernel = resolve(target_of("bf16_scores"), accuracy="eager")
+    chosen = [case for case in cases("quick") if case.family in ("golden", "regime")]
+    assert [str(found) for case in chosen if (found := finding(kernel, case))] == []
+
+
+def test_a_declared_lack_of_determinism_is_taken_at_its_word(kernel: Callable[[str], Any]) -> None:
+    plain = kernel("nondeterministic")
+    declared = replace(plain, capabilities=replace(plain.capabilities, deterministic=False))
+    assert list(findings(declared, "results_repeat_bit_for_bit")) == []
+
+
+def test_a_kernel_that_exits_has_raised(kernel: Callable[[str], Any]) -> None:
+    def leave(*tensors: Any, **options: Any) -> None:
+        raise SystemExit(1)
+
+    found = finding(replace(kernel("honest"), run=leave), cases("quick")[0])
+    assert found is not None
+    assert (found.rule, found.what) == (
+        "profile.core",
+        "a call that every kernel must run: the kernel raised SystemExit: 1",
+    )
+
+
+@pytest.mark.parametrize(("name", "check", "rule"), FAULTS)
+def test_a_failure_fits_one_screen(kernel: Callable[[str], Any], name: str, check: str, rule: str) -> None:
+    case, found = next(findings(kernel(name), check))
+    screen = failure_screen(case, found, ["attnspec", "validate", target_of(name)]).splitlines()
+    assert screen[0] == f"FAIL {case.id}"
+    assert screen[1].split()[:2] == ["rule", found.rule]
+    assert screen[-1].split()[0] == "rerun"
+    assert case.id in screen[-1]
+    assert len(screen) <= 24
+    assert max(map(len, screen[:-1])) <= 120
+
+
+def test_a_check_found_by_its_name_is_that_check() -> None:
+    assert [BY_NAME[check.name] for check in CHECKS] == list(CHECKS)
