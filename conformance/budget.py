@@ -85,8 +85,8 @@ def error_budget(
 def arithmetic_of(fmt: Format, accuracy: str = "fused", store: bool = True) -> Arithmetic:
     """Return what a kernel of an accuracy class rounds when its tensors have this format.
 
-    Raises InputError for an unknown class, or for `exact` with a format that is not float64. Rules: `accuracy.classes`,
-    `accuracy.weights-rounded-once`, `accuracy.subnormals`.
+    Raises InputError for an unknown class, or for `exact` with a format that is not float64. Rules:
+    `accuracy.classes`, `accuracy.weights-rounded-once`, `accuracy.subnormals`.
     """
     if accuracy not in ACCURACY_CLASSES:
         raise InputError(f"accuracy is {accuracy!r}: use one of {', '.join(ACCURACY_CLASSES)}")

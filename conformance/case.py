@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from attnspec.spec.exercised import rules_exercised
 from attnspec.spec.problem import Problem
@@ -12,10 +13,31 @@ from attnspec.spec.profiles import PROFILES
 LSE_RULES = ("softmax.lse", "accuracy.lse")  # what a call without an lse cannot show
 
 
+class Ran(NamedTuple):
+    """What a check that chooses its problem returns: the worst error over budget, and the problem that ran."""
+
+    error_over_budget: float | None
+    problem: Problem | None = None
+
+
+class Draw(NamedTuple):
+    """How problems are drawn: from which domain (see `draws`), how many, from which seed."""
+
+    domain: str
+    examples: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.domain}/drawn={self.examples}/seed={self.seed}"
+
+
 @dataclass(frozen=True)
 class Case:
-    """One check on one problem. name: of the golden case, else the problem's string. extra_rules: ids beyond those
-    that the check or the problem names."""
+    """One check on one problem, or on problems that are drawn.
+
+    name: of the golden case, else the string of the problem or of the draw. problem: of a draw, the one that stands
+    for its domain. extra_rules: ids beyond those that the check or the problem names.
+    """
 
     check: str
     family: str
@@ -24,6 +46,11 @@ class Case:
     check_rules: tuple[str, ...]
     return_lse: bool = False
     extra_rules: tuple[str, ...] = ()
+    draw: Draw | None = None
+
+    def on(self, problem: Problem) -> Case:
+        """Return the case of the same check on one problem."""
+        return replace(self, name=str(problem), problem=problem, draw=None)
 
     @property
     def id(self) -> str:

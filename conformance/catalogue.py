@@ -7,36 +7,40 @@ strongest of the cheap checks first.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from attnspec.conformance import problems
-from attnspec.conformance.case import Case
-from attnspec.golden.cases import CASES
+from attnspec.conformance.case import Case, Draw, Ran
+from attnspec.conformance.domains import domain_named
+from attnspec.golden.cases import CASES, golden_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 
 LEVELS = ("quick", "full")
+EXAMPLES = {"quick": 6, "full": 40}  # problems drawn for a law in a domain
+DRAWN = re.compile(r"([a-z]+)/drawn=([0-9]{1,4})/seed=([0-9]{1,18})")
 
 
 @dataclass(frozen=True)
 class Check:
     """A check. name: the sentence it proves, and the name of its body in `checks/<module>.py`. rules: ids that every
-    case of it enforces; a case adds those that its problem exercises. problems: of a level; None for the golden
-    cases."""
+    case of it enforces; a case adds those that its problem exercises. source: where its cases come from: the problems
+    of a level, the domains from which hypothesis draws problems, or None for the golden cases."""
 
     name: str
     module: str
     family: str
     rules: tuple[str, ...]
-    problems: Callable[[str], Iterator[Problem]] | None
+    source: Callable[[str], Iterator[Problem]] | tuple[str, ...] | None
     return_lse: bool = False
 
     @property
-    def body(self) -> Callable[[Any, Case], float | None]:
-        """The function that runs it (imports torch)."""
+    def body(self) -> Callable[[Any, Case], float | Ran | None]:
+        """The function that runs it on one problem (imports torch)."""
         module = importlib.import_module(f"attnspec.conformance.checks.{self.module}")
         return getattr(module, self.name)  # type: ignore[no-any-return]
 
@@ -45,16 +49,22 @@ class Check:
         """What it proves, in a sentence."""
         return " ".join((self.body.__doc__ or "").split())
 
-    def case(self, name: str, problem: Problem, rules: tuple[str, ...] = ()) -> Case:
+    def case(self, name: str, problem: Problem, rules: tuple[str, ...] = (), draw: Draw | None = None) -> Case:
         """Return one case of the check."""
-        return Case(self.name, self.family, name, problem, self.rules, self.return_lse, rules)
+        return Case(self.name, self.family, name, problem, self.rules, self.return_lse, rules, draw)
 
-    def cases(self, level: str) -> Iterator[Case]:
-        """Return the check's cases at a level."""
-        if self.problems is None:
+    def drawn(self, draw: Draw) -> Case:
+        """Return the case that draws problems. Raises InputError for an unknown domain."""
+        return self.case(str(draw), domain_named(draw.domain), draw=draw)
+
+    def cases(self, level: str, seed: int) -> Iterator[Case]:
+        """Return the check's cases at a level; seed: of what is drawn."""
+        if self.source is None:
             yield from (self.case(golden.name, golden.problem, golden.rules) for golden in CASES)
+        elif isinstance(self.source, tuple):
+            yield from (self.drawn(Draw(domain, EXAMPLES[level], seed)) for domain in self.source)
         else:
-            yield from (self.case(str(problem), problem) for problem in self.problems(level))
+            yield from (self.case(str(problem), problem) for problem in self.source(level))
 
 
 EVERY_CASE = (  # enforced by `kernel.well_formed`, `running.run_case` and `judgement.judge`, whatever the check
@@ -70,30 +80,60 @@ EVERY_CASE = (  # enforced by `kernel.well_formed`, `running.run_case` and `judg
 )
 LSE_RULES = ("accuracy.lse-within-budget", "softmax.lse-base", "softmax.lse-dtype")
 
+PLAIN, MASKED = ("core", "half"), ("core", "masks")
+ANY = ("core", "masks", "grouped", "half", "double")
+LAYOUTS, ALIAS = ("contract.layouts",), ("contract.no-alias",)
+
 CHECKS = (
     Check("visible_set_is_exact", "probes", "probe", (), problems.visible_sets),
     Check("query_heads_read_their_group", "probes", "probe", ("grouped.head-map",), problems.head_maps),
+    Check("each_row_reads_the_key_it_asks_for", "probes", "probe", ("notation.layout",), problems.lookups),
+    Check("every_feature_of_a_key_counts", "probes", "probe", ("attention.output",), problems.head_dims),
+    Check("weights_add_up_to_one", "probes", "probe", ("softmax.weights",), problems.weight_sums),
     Check("inputs_stay_unchanged", "contract", "contract", ("contract.inputs-unchanged",), problems.plain),
-    Check("outputs_share_no_memory", "contract", "contract", ("contract.no-alias",), problems.plain),
+    Check("outputs_share_no_memory", "contract", "contract", ALIAS, problems.plain),
     Check("results_repeat_bit_for_bit", "contract", "contract", ("contract.deterministic",), problems.plain),
-    Check("storage_layout_does_not_matter", "contract", "contract", ("contract.layouts",), problems.plain),
+    Check("batch_elements_keep_their_bits", "contract", "contract", ("contract.batch-invariant",), problems.plain),
+    Check("dirty_memory_does_not_show", "memory", "contract", ("contract.output-written",), problems.plain),
+    Check("new_content_of_old_memory_is_seen", "memory", "contract", LAYOUTS, problems.plain),
+    Check("storage_layout_does_not_matter", "memory", "contract", LAYOUTS, problems.plain),
+    Check("expanded_storage_does_not_matter", "memory", "contract", LAYOUTS, problems.plain),
+    Check("offsets_beyond_31_bits_are_reached", "memory", "contract", LAYOUTS, problems.far_apart),
     Check("zero_lengths_give_zero_or_nothing", "contract", "contract", ("attention.zero-length",), problems.empties),
+    Check("impossible_calls_are_refused", "contract", "contract", ("contract.refusal",), problems.refusable),
     Check("hidden_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), problems.hiding),
+    Check("unseen_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), ANY),
     Check("visible_nan_comes_through", "laws", "law", ("mask.visible-nan",), problems.plain),
+    Check("hidden_nan_stays_out", "laws", "law", ("mask.hidden-nan",), problems.hiding),
+    Check("output_lies_between_the_visible_values", "relations", "law", ("softmax.weights",), MASKED),
+    Check("output_is_linear_in_the_values", "relations", "law", ("attention.output",), PLAIN),
+    Check("order_of_keys_does_not_matter", "relations", "law", ("attention.output",), ANY),
+    Check("order_of_heads_does_not_matter", "relations", "law", ("grouped.head-map",), ("masks", "grouped")),
+    Check("batch_elements_are_apart", "relations", "law", ("notation.layout",), ("core", "masks", "grouped")),
+    Check("rows_are_apart", "relations", "law", ("attention.output",), ANY),
+    Check("groups_equal_expanded_heads", "relations", "law", ("grouped.head-map",), ("grouped",)),
+    Check("bool_mask_equals_its_additive_form", "relations", "law", ("mask.bool", "mask.additive"), ("masks",)),
+    Check("hidden_tail_equals_shorter_keys", "relations", "law", ("mask.key-padding",), ("masks",)),
+    Check("twice_the_keys_give_the_same", "relations", "law", ("softmax.weights",), MASKED),
+    Check("halves_merge_by_their_lse", "relations", "law", LSE_RULES, MASKED, return_lse=True),
     Check("output_matches_golden", "golden", "golden", ("accuracy.output-within-budget",), None),
     Check("lse_matches_golden", "golden", "golden", LSE_RULES, None, return_lse=True),
+    Check("options_combine", "regimes", "regime", ("accuracy.output-within-budget",), problems.crossed),
     Check("output_stays_within_budget", "regimes", "regime", ("accuracy.output-within-budget",), problems.regimes),
-    Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, True),
+    Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, return_lse=True),
+    Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", ("accuracy.temperature",), problems.trends),
+    Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),
 )
 BY_NAME = {check.name: check for check in CHECKS}
 
 
 @cache
-def cases(level: str) -> tuple[Case, ...]:
-    """Return every case of a level, in the order of a run. Raises InputError for an unknown level."""
+def cases(level: str, seed: int = 0) -> tuple[Case, ...]:
+    """Return every case of a level, in the order of a run; seed: of what is drawn. Raises InputError for an unknown
+    level."""
     if level not in LEVELS:
         raise InputError(f"unknown level {level!r}: use one of {', '.join(LEVELS)}")
-    return tuple(case for check in CHECKS for case in check.cases(level))
+    return tuple(case for check in CHECKS for case in check.cases(level, seed))
 
 
 def case_named(case_id: str) -> Case:
@@ -101,14 +141,16 @@ def case_named(case_id: str) -> Case:
     name, slash, rest = case_id.partition("/")
     check = BY_NAME.get(name)
     if check is None or not slash:
-        raise InputError(f"unknown case {case_id!r}: it must begin with a check and `/`; see `attnspec list cases`")
-    if check.problems is None:
-        for golden in CASES:
-            if golden.name == rest:
-                return check.case(golden.name, golden.problem, golden.rules)
-        raise InputError(f"unknown case {case_id!r}: no golden case is called {rest!r}; see `attnspec list cases`")
+        raise InputError(
+            f"unknown case {case_id[:80]!r}: it must begin with a check and `/`; see `attnspec list cases`"
+        )
     try:
+        if check.source is None:
+            golden = golden_case(rest)
+            return check.case(golden.name, golden.problem, golden.rules)
+        if drawn := DRAWN.fullmatch(rest):
+            return check.drawn(Draw(drawn[1], int(drawn[2]), int(drawn[3])))
         problem = Problem.parse(rest)
     except InputError as error:
-        raise InputError(f"unknown case {case_id!r}: {error}") from None
+        raise InputError(f"unknown case {case_id[:200]!r}: {error}") from None
     return check.case(str(problem), problem)

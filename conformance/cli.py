@@ -4,8 +4,10 @@ it."""
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -32,6 +34,7 @@ app.add_typer(list_app, name="list")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 Target = Annotated[str, typer.Argument(help="A backend's name, package.module:attr or path/to/file.py:attr.")]
 Folder = Annotated[Path, typer.Argument(help="A folder of vectors.")]
+StoredFolder = Annotated[Path | None, typer.Argument(help="A folder of vectors; default: where they are stored.")]
 
 
 def main() -> None:
@@ -40,15 +43,23 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        sys.stderr.write(f"attnspec: error: {error}\n")
-        sys.exit(2)
+        _complain(str(error))
     except SystemExit as end:  # typer turns KeyboardInterrupt into exit code 130, and says nothing
         if end.code == 130:
             sys.stderr.write("attnspec: interrupted; nothing was written\n")
         raise
-    except BrokenPipeError:  # the reader of a pipe has gone, `attnspec list cases | head`
-        sys.stderr.close()
-        sys.exit(141)
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has gone, `attnspec list cases | head`
+            sys.stderr.close()
+            sys.exit(141)
+        _complain(f"{type(error).__name__}: {error}")
+
+
+def _complain(what: str) -> None:
+    line = " ".join(what.split()).encode("utf-8", "backslashreplace").decode()
+    with suppress(OSError):
+        sys.stderr.write(f"attnspec: error: {line}\n")
+    sys.exit(2)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -92,21 +103,26 @@ def validate(
     timeout: Annotated[int, typer.Option(min=1, help="Seconds for one case.")] = 120,
     report: Annotated[Path | None, typer.Option(help="Write a report of JSON lines.")] = None,
     shard: Annotated[str, typer.Option(help="Only part I of N, as I/N.")] = "1/1",
+    seed: Annotated[str, typer.Option(help="Seed of what is drawn: a number, or `random`.")] = "0",
     expectations: Annotated[
         str | None,
         typer.Option(help="A file of recorded deviations, or `registered` for those shipped with a backend."),
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")] = False,
 ) -> None:
-    """Validate a kernel against the spec. Exit 0: conformant; 1: not conformant; 2: could not be judged."""
+    """Validate a kernel against the spec. Exit 0: conformant, or deviates only as recorded; 1: not conformant; 2:
+    could not be judged."""
     from attnspec.conformance.selection import Selection
     from attnspec.conformance.selection import shard as parsed
     from attnspec.conformance.terminal import SHOWN_FAILURES, Screen, summary
     from attnspec.conformance.validate import Run
     from attnspec.conformance.validate import validate as run_validation
 
-    several = {name: tuple(given or ()) for name, given in (("p", profile), ("r", rule), ("d", dtype), ("c", case))}
-    selection = Selection(level, several["p"], several["r"], several["d"], several["c"], parsed(shard))
+    several = {
+        name: tuple(dict.fromkeys(given or ()))
+        for name, given in (("p", profile), ("r", rule), ("d", dtype), ("c", case))
+    }
+    selection = Selection(level, several["p"], several["r"], several["d"], several["c"], parsed(shard), _seed(seed))
     selection.cases()  # bad options are told before anything starts
     run = Run(
         target,
@@ -127,12 +143,25 @@ def validate(
     raise typer.Exit(validation.verdict.exit_code)
 
 
+def _seed(text: str) -> int:
+    if text == "random":
+        chosen = secrets.randbelow(2**31)
+        typer.echo(f"seed {chosen}", err=True)
+        return chosen
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise InputError(f"seed {text!r}: use a number below 2^31, or `random`")
+    return int(text)
+
+
 def _expectations(asked: str | None, target: str) -> Path | None:
     if asked != "registered":
         return Path(asked) if asked else None
     from attnspec.implementations.registry import expectations_path
 
-    return expectations_path(target)
+    path = expectations_path(target)
+    if path is None:
+        raise InputError(f"no deviations of {target!r} are recorded: leave out --expectations registered")
+    return path
 
 
 @app.command()
@@ -154,7 +183,7 @@ def matrix(
 
 
 @golden_app.command("check")
-def golden_check(folder: Folder | None = None, as_json: Json = False) -> None:
+def golden_check(folder: StoredFolder = None, as_json: Json = False) -> None:
     """Check schema, hashes, shapes and numbers of the stored vectors, in seconds."""
     from attnspec.golden.store import VECTORS, check
 
@@ -174,6 +203,10 @@ def golden_regenerate(
     from attnspec.golden.store import VECTORS
 
     folder = out or VECTORS
+    if out is None and not check and not (VECTORS.parents[1] / "pyproject.toml").is_file():
+        raise InputError(
+            "golden regenerate would overwrite the installed vectors: name a folder with --out, or --check"
+        )
     with steps("golden vectors") as progress:
         if check:
             differing = stale(folder, jobs or None, progress)

@@ -61,8 +61,9 @@ def compare(got: torch.Tensor, truth: torch.Tensor, budget: torch.Tensor, fmt: F
     """Compare `got` with `truth` (float64) within `budget` (float64), all of one shape; `fmt` is the output's format.
 
     An element is right where |got - truth| <= budget; where the truth is -inf, +inf or NaN only the same is right; an
-    infinity is right too where |truth| + budget rounds to it in the format (rule `accuracy.overflow`). The sign of zero
-    is free. Raises ValueError where the shapes differ: a defect of the suite, which checks the kernel's shapes before.
+    infinity is right too where |truth| + budget rounds to it in the format (rule `accuracy.overflow`). The sign of
+    zero is free. Raises ValueError where the shapes differ: a defect of the suite, which checks the kernel's shapes
+    before.
     """
     if not got.shape == truth.shape == budget.shape:
         raise ValueError(f"shapes differ: got {tuple(got.shape)}, truth {tuple(truth.shape)}, {tuple(budget.shape)}")

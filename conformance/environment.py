@@ -7,6 +7,8 @@ from typing import Any
 
 from attnspec.conformance.kernel import Kernel
 
+LONGEST_NAME = 200  # characters of a name in a report
+
 
 def described(kernel: Kernel) -> dict[str, Any]:
     """Return what a report's header says of a kernel and its surroundings."""
@@ -14,10 +16,11 @@ def described(kernel: Kernel) -> dict[str, Any]:
 
     return {
         "target": kernel.target,
-        "backend": kernel.name,
+        "backend": kernel.name[:LONGEST_NAME],
         "accuracy": kernel.capabilities.accuracy,
         "device": kernel.device,
         "hardware": hardware(kernel),
+        "notes": list(kernel.notes),
         "capabilities": kernel.capabilities.to_json(),
         "environment": {
             "python": platform.python_version(),
@@ -33,7 +36,7 @@ def hardware(kernel: Kernel) -> str:
 
     own = getattr(kernel.run, "hardware", None)
     if isinstance(own, str):
-        return own
+        return own[:LONGEST_NAME]
     if kernel.device.startswith("cuda"):
         return torch.cuda.get_device_name(kernel.device)
     return kernel.device

@@ -3,7 +3,7 @@ run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnspec.conformance.catalogue import case_named
@@ -64,10 +64,16 @@ def read_expectations(path: Path) -> Expectations:
     """Return the deviations recorded in a file. Raises InputError for a broken file and for an unknown case or
     rule."""
     data = schemas.load(path, "expectations")
-    entries = tuple(Expectation(**entry) for entry in data["entries"])
-    for entry in entries:
-        try:
-            case_named(entry.case) if entry.case else rule(entry.rule or "")
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+    try:
+        entries = tuple(_known(Expectation(**entry)) for entry in data["entries"])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     return Expectations(entries, str(path))
+
+
+def _known(entry: Expectation) -> Expectation:
+    """Return the entry with its case by the string that a run uses. Raises InputError for an unknown case or rule."""
+    if entry.case:
+        return replace(entry, case=case_named(entry.case).id)
+    rule(entry.rule or "")
+    return entry

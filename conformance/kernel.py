@@ -31,6 +31,7 @@ class Kernel:
     inferred: bool = False
     flagless_gqa: bool = False
     device: str = "cpu"
+    notes: tuple[str, ...] = ()
 
     def __call__(self, call: Call) -> Result:
         """Run the call and return its result on the CPU, checked against the rules of the contract on outputs.
@@ -42,17 +43,24 @@ class Kernel:
 
     def returned(self, call: Call) -> Result:
         """Run the call as it is and return the very tensors that the kernel returned, checked; else as `__call__`."""
-        options = call.options()
-        if self.flagless_gqa:
-            options.pop("enable_gqa", None)
+        options = self.options(call)
         try:
             returned = self.run(call.query, call.key, call.value, **options)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:  # the user's own
+            raise
+        except BaseException as error:  # SystemExit, pytest's outcomes and the like are the kernel's too
             raise self._raised(error) from error
         result = well_formed(returned, call)
         if result.lse is not None and self.capabilities.lse_base == "2":
             return Result(result.output, result.lse.double() * math.log(2))
         return result
+
+    def options(self, call: Call) -> dict[str, object]:
+        """Return the keyword arguments that the kernel is told of a call."""
+        options = call.options()
+        if self.flagless_gqa:
+            options.pop("enable_gqa", None)
+        return options
 
     def place(self, call: Call) -> Call:
         """Return the call with its tensors on the kernel's device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attnspec.conformance.catalogue import EVERY_CASE
 from attnspec.conformance.outcome import BROKEN, CaseResult
 from attnspec.spec.rules import all_rules
 
@@ -34,7 +35,7 @@ def row(rule_id: str, results: Iterable[CaseResult]) -> Cell:
         )  # an error of the suite breaks no rule
         if result.rule == rule_id and broken:
             outcomes.append("xfail" if result.outcome == "xfail" else "fail")
-        elif rule_id in result.rules and not broken:
+        elif rule_id in (*result.rules, *EVERY_CASE) and not broken:
             outcomes.append(result.outcome)
     worst = next((outcome for outcome in WORST_FIRST if outcome in outcomes), "")
     return Cell(worst, outcomes.count("pass"))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnspec.conformance.case import Case
 
 OUTCOMES = ("pass", "fail", "errored", "crashed", "timeout", "not_supported", "xfail", "xpass")
 BROKEN = ("fail", "errored", "crashed", "timeout")  # what a kernel must never show
@@ -24,6 +27,7 @@ class Violation(Exception):
         self.what = what
         self.details = details
         self.error_over_budget = error_over_budget
+        self.case: Case | None = None  # the case that shows it, where it is smaller than the one that ran
 
 
 class NotSupported(Exception):
@@ -40,7 +44,8 @@ class CaseResult:
     """What came of one case; a line of the report (schema `report`).
 
     rules: ids that the case enforces; rule: the one that is broken. seconds: wall time. message: the failure screen,
-    many lines. reason: why it is not supported, or why the failure was expected, one line. declared: whether the case
+    many lines. reason: why it is not supported, or why the failure was expected, one line. ran: the problem that ran,
+    where the check chose one. looks_like: the known mistake that reproduces the failure. declared: whether the case
     lies within what the kernel claims.
     """
 
@@ -56,6 +61,8 @@ class CaseResult:
     message: str | None = None
     reason: str | None = None
     declared: bool = True
+    ran: str | None = None
+    looks_like: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; an error that is no finite number is written as the text `inf` or `nan`."""
@@ -63,8 +70,8 @@ class CaseResult:
         writable = error if error is None or abs(error) < float("inf") else str(abs(error))
         return {"kind": "case", **asdict(self), "rules": list(self.rules), "profiles": list(self.profiles)} | {
             "error_over_budget": writable,
-            "message": self.message and self.message[:LONGEST_MESSAGE],
-            "reason": self.reason and self.reason[:LONGEST_REASON],
+            "message": self.message and writable_text(self.message[:LONGEST_MESSAGE]),
+            "reason": self.reason and writable_text(self.reason[:LONGEST_REASON]),
         }
 
     @classmethod
@@ -78,3 +85,8 @@ class CaseResult:
     def but(self, **changes: Any) -> CaseResult:
         """Return the result with some fields changed."""
         return replace(self, **changes)
+
+
+def writable_text(text: str) -> str:
+    """Return the text with what UTF-8 cannot hold (a lone surrogate out of a kernel's message) spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()

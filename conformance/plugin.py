@@ -19,7 +19,7 @@ import pytest
 from attnspec.spec.errors import InputError
 
 if TYPE_CHECKING:
-    from attnspec.conformance.case import Case
+    from attnspec.conformance.case import Case, Ran
     from attnspec.conformance.expectations import Expectations
     from attnspec.conformance.kernel import Kernel
     from attnspec.conformance.outcome import CaseResult
@@ -44,6 +44,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("--attn-dtype", {"action": "append", "default": [], "metavar": "DTYPE", "help": "only cases of this dtype"}),
     ("--attn-case", {"action": "append", "default": [], "metavar": "CASE", "help": "only this case"}),
+    ("--attn-seed", {"default": 0, "type": int, "metavar": "N", "help": "seed of what is drawn"}),
     ("--attn-shard", {"default": "1/1", "metavar": "I/N", "help": "only the I-th of N parts"}),
     (
         "--attn-accuracy",
@@ -85,6 +86,7 @@ def selection_of(config: pytest.Config) -> Selection:
         dtypes=chosen("dtype"),
         case_ids=chosen("case"),
         shard=shard(config.getoption("--attn-shard")),
+        seed=config.getoption("--attn-seed"),
     )
 
 
@@ -123,7 +125,8 @@ class CaseItem(pytest.Item):
     def __init__(self, *, case: Case, **settings: Any) -> None:
         super().__init__(**settings)
         self.case = case
-        self.error_over_budget: float | None = None
+        self.ran: Ran | None = None
+        self.looks_like: str | None = None
 
     def setup(self) -> None:
         """Resolve the target, once a process."""
@@ -140,7 +143,7 @@ class CaseItem(pytest.Item):
         from attnspec.conformance.running import run_case
 
         with time_limit(self.config, self.config.getoption("--attn-timeout")):
-            self.error_over_budget = run_case(self.config.stash[kernel_key], self.case)
+            self.ran = run_case(self.config.stash[kernel_key], self.case)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the failure screen for a finding, a line for what is no fault of the suite, else its traceback."""
@@ -148,7 +151,12 @@ class CaseItem(pytest.Item):
         from attnspec.conformance.screen import failure_screen
 
         if isinstance(excinfo.value, Violation):
-            return failure_screen(self.case, excinfo.value, rerun_command(self.config))
+            from attnspec.conformance.diagnosis.diagnose import diagnose
+
+            with time_limit(self.config, self.config.getoption("--attn-timeout")):  # it runs the kernel again
+                diagnosis = diagnose(self.config.stash[kernel_key], excinfo.value.case or self.case)
+            self.looks_like = diagnosis.line if diagnosis else None
+            return failure_screen(self.case, excinfo.value, rerun_command(self.config), self.looks_like)
         if isinstance(excinfo.value, InputError | NotSupported):
             return str(excinfo.value)
         last = traceback.format_exception(excinfo.value, limit=-SHOWN_FRAMES)
@@ -232,12 +240,15 @@ def result_of(item: CaseItem, call: pytest.CallInfo[None], report: Any) -> CaseR
     if isinstance(raised, NotSupported):
         return result.but(outcome="not_supported", reason=raised.reason, declared=not raised.declared)
     if isinstance(raised, Violation):
-        return result.but(
-            outcome="fail", rule=raised.rule, error_over_budget=raised.error_over_budget, message=str(report.longrepr)
-        )
+        shown = str(raised.case.problem) if raised.case else None
+        error, message = raised.error_over_budget, str(report.longrepr)
+        result = result.but(outcome="fail", rule=raised.rule, error_over_budget=error, message=message, ran=shown)
+        return result.but(looks_like=item.looks_like)
     if raised is not None:
         return result.but(outcome="errored", message=str(report.longrepr))
-    return result.but(error_over_budget=item.error_over_budget)
+    assert item.ran is not None, "a case that raised nothing has run"
+    problem = item.ran.problem
+    return result.but(error_over_budget=item.ran.error_over_budget, ran=str(problem) if problem else None)
 
 
 def blank_result(case: Case, outcome: str) -> CaseResult:

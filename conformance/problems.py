@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from attnspec.conformance.covering import array
 from attnspec.spec.problem import Mask, Problem
 
 RAGGED = ((1, 1), (1, 70), (5, 70), (33, 70), (70, 33), (64, 128), (129, 131), (17, 17))
@@ -26,6 +27,11 @@ def visible_sets(level: str) -> Iterator[Problem]:
         shape = "bhqk" if content != "leading" else "qk"
         problem = base.but(batch=2, q_heads=4, kv_heads=2, q_len=33, k_len=70, causal=causal)
         yield problem.but(mask=Mask(kind, shape, content))
+    for dtype in DTYPES[:3]:
+        yield base.but(dtype=dtype, q_len=6, k_len=33, mask=Mask("float", "qk", "low_rows"))
+    for causal in CORNERS:
+        yield base.but(q_len=200, k_len=200, causal=causal)
+        yield base.but(q_len=150, k_len=300, causal=causal, mask=Mask("bool", "qk", "random"))
     for dtype, causal in product(DTYPES[1:], (None, *CORNERS)):
         mask = Mask("bool", "b11k", "padding")
         yield base.but(batch=2, q_heads=2, q_len=21, k_len=43, dtype=dtype, causal=causal, mask=mask)
@@ -43,6 +49,71 @@ def head_maps(level: str) -> Iterator[Problem]:
         yield base.but(batch=2, q_heads=q_heads, kv_heads=kv_heads, causal=causal)
     for dtype in DTYPES[1:] if level == "full" else ("bfloat16",):
         yield base.but(q_heads=6, kv_heads=3, dtype=dtype)
+
+
+def lookups(level: str) -> Iterator[Problem]:
+    """Calls in which each row can ask for one key among many: head_dim 64, so that random keys lie far apart."""
+    base = Problem(q_len=33, k_len=70, head_dim=64, batch=2, q_heads=3, seed=1)
+    for causal in (None, *CORNERS):
+        yield base.but(causal=causal)
+        yield base.but(causal=causal, q_len=70, k_len=33)
+    yield base.but(q_heads=6, kv_heads=2)
+    yield base.but(q_heads=8, kv_heads=1, k_len=130)
+    yield base.but(mask=Mask("bool", "bhqk", "random"), q_heads=4, kv_heads=2)
+    yield base.but(mask=Mask("bool", "b11k", "padding"), k_len=131)
+    for dtype in DTYPES[1:]:
+        yield base.but(dtype=dtype, k_len=129)
+    yield base.but(batch=3, kv_batch=1)
+    yield base.but(batch=1, q_heads=1, k_len=300, q_len=65)
+    if level == "full":
+        for k_len in (1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 128, 255, 256, 257, 511, 512, 513, 1025):
+            yield base.but(k_len=k_len, q_len=5)
+
+
+def head_dims(level: str) -> Iterator[Problem]:
+    """Every class of head_dim: below a vector, no multiple of 8, between the usual tiles."""
+    few = (1, 3, 8, 24, 40, 63, 64, 65, 80, 96, 128)
+    for dim in (*few, 2, 4, 5, 7, 16, 32, 33, 48, 72, 100, 112, 127, 129, 160, 192, 256) if level == "full" else few:
+        yield Problem(q_len=dim, k_len=dim, head_dim=dim, seed=1)
+    for dtype in DTYPES[1:]:
+        yield Problem(q_len=40, k_len=40, head_dim=40, dtype=dtype, seed=1)
+
+
+def weight_sums(level: str) -> Iterator[Problem]:
+    """Long and short rows, masked and grouped."""
+    base = Problem(q_len=9, k_len=130, head_dim=64, batch=2, q_heads=2, seed=1)
+    for dtype in DTYPES:
+        yield base.but(dtype=dtype, scores=4.0)
+    yield base.but(k_len=2048)
+    yield base.but(mask=Mask("bool", "bhqk", "empty_rows"))
+    yield base.but(mask=Mask("float", "qk", "random"))
+    yield base.but(q_heads=6, kv_heads=2)
+    for causal in CORNERS:
+        yield base.but(causal=causal)
+
+
+def far_apart(level: str) -> Iterator[Problem]:
+    """Two small batch entries, to be put far apart."""
+    yield Problem(q_len=5, k_len=9, head_dim=16, batch=2, q_heads=2, dtype="bfloat16", seed=1)
+
+
+def refusable(level: str) -> Iterator[Problem]:
+    """A plain call, to be made impossible."""
+    yield Problem(q_len=5, k_len=9, head_dim=16, batch=2, q_heads=3, seed=1)
+
+
+def crossed(level: str) -> Iterator[Problem]:
+    """The rows of the covering array of options."""
+    yield from array()
+
+
+def trends(level: str) -> Iterator[Problem]:
+    """Enough rows, with scores of some size, for a trend to stand out."""
+    for dtype in DTYPES:
+        yield Problem(q_len=128, k_len=128, head_dim=64, q_heads=4, dtype=dtype, scores=2.0, seed=1)
+    if level == "full":
+        for dtype in DTYPES:
+            yield Problem(q_len=64, k_len=512, head_dim=80, q_heads=4, dtype=dtype, scores=4.0, seed=2)
 
 
 def plain(level: str) -> Iterator[Problem]:
@@ -80,7 +151,8 @@ def hiding(level: str) -> Iterator[Problem]:
 
 
 def regimes(level: str) -> Iterator[Problem]:
-    """Where low precision shows: few keys, large scores, many keys, values that cancel (spec/accuracy.md, "Power")."""
+    """Where low precision shows: few keys, large scores, many keys, values that cancel (spec/accuracy.md,
+    "Measured")."""
     base = Problem(q_len=64, k_len=64, head_dim=64, q_heads=2, seed=1)
     for dtype in ("bfloat16", "float16"):
         yield base.but(dtype=dtype, scores=16.0)  # scores or weights stored too coarsely
@@ -96,8 +168,62 @@ def regimes(level: str) -> Iterator[Problem]:
     yield base.but(q_heads=1, q_len=16, k_len=1024)
     yield base.but(k_len=130, scale=-0.7, values="spiky")
     yield base.but(q_heads=1, causal="upper_left", q_len=65, k_len=65)
+    yield from score_regimes()
+    yield from long_and_crossed()
     if level == "full":
         yield from coarse_grid()
+
+
+def score_regimes() -> Iterator[Problem]:
+    """Scores from all equal to one-hot, far from 0 both ways, growing and falling along the keys; values near the ends
+    of the range; scales of every kind, with the causal triangle, whose hidden scores they must not touch."""
+    base = Problem(q_len=33, k_len=130, head_dim=64, seed=1)
+    hidden = base.but(mask=Mask("bool", "qk", "random"))
+    for dtype in DTYPES:
+        yield base.but(dtype=dtype, scores=32.0)
+        yield base.but(dtype=dtype, keys="equal")
+        yield base.but(dtype=dtype, keys="growing")
+        yield base.but(dtype=dtype, keys="falling", causal="upper_left", q_len=130)
+        yield base.but(dtype=dtype, shift=-128.0)
+        yield base.but(dtype=dtype, shift=128.0, causal="upper_left")
+        yield base.but(dtype=dtype, values="huge", scores=0.125)
+        yield base.but(dtype=dtype, values="tiny")
+    for causal, scale in product((None, *CORNERS), (-0.7, 0.0, 1e-30)):
+        yield base.but(scale=scale, causal=causal)
+        yield base.but(scale=scale, causal=causal, dtype="bfloat16")
+    for shift in (-20000.0, -70000.0, 70000.0):
+        yield hidden.but(shift=shift)
+        yield base.but(shift=shift)
+    yield base.but(mask=Mask("float", "qk", "sentinel"))
+    yield base.but(mask=Mask("float", "1hqk", "low"), q_heads=2)
+
+
+def long_and_crossed() -> Iterator[Problem]:
+    """Options beyond the first tiles and crossed: paths that only long, grouped, narrow or one-row calls take."""
+    base = Problem(q_len=260, k_len=260, head_dim=64, seed=3)
+    hidden = Mask("bool", "b11k", "padding")
+    for causal in CORNERS:
+        yield base.but(causal=causal)
+        yield base.but(causal=causal, q_len=150, k_len=600, mask=hidden, batch=2)
+        yield base.but(causal=causal, q_len=2, k_len=3000, scale=0.2)
+        yield base.but(
+            causal=causal, q_heads=8, kv_heads=2, mask=hidden, batch=2, q_len=70, k_len=200, dtype="bfloat16"
+        )
+        yield base.but(causal=causal, q_len=1, k_len=200, q_heads=6, kv_heads=2, scale=-0.7, batch=2, mask=hidden)
+    yield base.but(mask=Mask("float", "qk", "random"), q_len=150, k_len=300)
+    yield base.but(mask=Mask("bool", "1hqk", "random"), q_heads=2, q_len=70, k_len=600)
+    yield base.but(mask=Mask("float", "bhqk", "random"), q_len=1, k_len=150, batch=2, q_heads=2)
+    yield base.but(mask=Mask("bool", "qk", "random"), batch=2, q_len=2, k_len=7)  # two dims are (q_len, k_len)
+    for ratio in (4, 5, 7, 16):
+        yield base.but(q_heads=2 * ratio, kv_heads=2, q_len=17, k_len=200, scale=0.3)
+    for dim, value_dim in ((40, 40), (48, 160), (72, 192), (96, 96), (112, 33)):
+        yield base.but(head_dim=dim, value_dim=value_dim, q_len=33, k_len=70)
+        yield base.but(head_dim=dim, q_len=1, k_len=70, mask=Mask("bool", "11qk", "random"), causal="lower_right")
+    yield base.but(batch=5, q_heads=20, q_len=9, k_len=9, head_dim=8, causal="upper_left")
+    yield base.but(q_len=1, k_len=2600)
+    yield base.but(q_len=200, k_len=1)
+    for dtype in DTYPES[:3]:
+        yield base.but(dtype=dtype, q_len=4, k_len=33, head_dim=16, mask=Mask("float", "qk", "low_rows"), scores=0.0)
 
 
 def coarse_grid() -> Iterator[Problem]:

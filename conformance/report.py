@@ -5,8 +5,10 @@ Lines are streamed to `FILE.part`, which takes the file's name when the footer i
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +31,13 @@ class ReportWriter:
         self.path = path
         self.part = Path(f"{path}.part")
         self.file: TextIO | None = None
+        check_replaceable(path)
         try:
-            if path.is_dir():
-                raise IsADirectoryError(21, "Is a directory")
-            self.file = self.part.open("w", encoding="utf-8")
+            self.file = self.part.open("a", encoding="utf-8")
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed when the file is closed, or the process ends
+            self.file.truncate(0)
+        except BlockingIOError:
+            raise InputError(f"report {str(path)!r} is being written by another run") from None
         except OSError as error:
             raise InputError(f"report {str(path)!r} cannot be written: {error.strerror}") from None
 
@@ -62,6 +67,20 @@ class ReportWriter:
             self.file.close()
             self.file = None
             self.part.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise InputError where something stands at the path that is no earlier report: writing must not lose anything
+    else."""
+    if not path.name or path.is_dir():
+        raise InputError(f"report {str(path)!r} cannot be written: it names no file")
+    if not path.exists() and not path.is_symlink():
+        return
+    plain = path.is_file() and not path.is_symlink()
+    with path.open("rb") if plain else nullcontext() as file:
+        start = file.read(LONGEST_LINE).partition(b"\n")[0] if file else b"?"
+    if start and b'"kind": "header"' not in start:
+        raise InputError(f"report {str(path)!r} would replace something that is no report: choose another name")
 
 
 @dataclass(frozen=True)

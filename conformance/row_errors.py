@@ -136,8 +136,8 @@ def _sums_term(rows: Rows, ties: torch.Tensor) -> torch.Tensor:
 def _roundings(rows: Rows, ties: torch.Tensor) -> torch.Tensor:
     """Return what the roundings of one sum over the keys amount to, in unit roundoffs of its largest partial sum.
 
-    Two roundings a key: one addition, and at most one change of the running maximum. Those of equal terms are equal, so
-    they drift: `ties` at a time.
+    Two roundings a key: one addition, and at most one change of the running maximum. Those of equal terms are equal,
+    so they drift: `ties` at a time.
     """
     steps = 2 * rows.count
     return torch.minimum(CONFIDENCE * torch.sqrt(steps * torch.minimum(ties, rows.count)), steps)

@@ -10,12 +10,13 @@ from attnspec.conformance.outcome import Violation
 from attnspec.spec.rules import rule
 
 WIDTH = 118
-LABEL = 9
+LABEL = 10
 
 
-def failure_screen(case: Case, found: Violation, rerun: list[str]) -> str:
+def failure_screen(case: Case, found: Violation, rerun: list[str], looks_like: str | None = None) -> str:
     """Return the screen: the broken rule and its text, what was seen, the worst element, the pattern, how to see it
     again."""
+    ran, case = case, found.case or case
     broken = rule(found.rule)
     others = [name for name in case.rules if name != broken.id]
     lines = [
@@ -23,7 +24,9 @@ def failure_screen(case: Case, found: Violation, rerun: list[str]) -> str:
         ("", broken.text),
         ("what", found.what),
         *found.details,
-        ("also", ", ".join(others) if others else "no other rule is at stake"),
+        *((("drawn", ran.id),) if ran is not case else ()),
+        *((("looks like", looks_like),) if looks_like else ()),
+        ("exercises", ", ".join(others) if others else "no other rule"),
         ("rerun", shlex.join([*rerun, "--case", case.id])),
     ]
     return "\n".join([f"FAIL {case.id}", *(row(label, text) for label, text in lines)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnspec.conformance.case import Case
-from attnspec.conformance.catalogue import case_named, cases
+from attnspec.conformance.catalogue import EVERY_CASE, case_named, cases
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 from attnspec.spec.profiles import profile
@@ -24,18 +24,24 @@ class Selection:
     dtypes: tuple[str, ...] = ()
     case_ids: tuple[str, ...] = ()
     shard: tuple[int, int] = (1, 1)
+    seed: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole profiles are chosen, so that a verdict may speak of them. Rule: `profile.claims`."""
+        return not (self.rules or self.dtypes or self.case_ids) and self.shard == (1, 1)
 
     def cases(self) -> tuple[Case, ...]:
         """Return the cases, in order. Raises InputError for an unknown name, and where no case is left."""
         profiles = [profile(name) for name in self.profiles]
         rules = {rule(name).id for name in self.rules}
         dtypes = {format_named(name).name for name in self.dtypes}
-        named = dict.fromkeys(case_named(case_id) for case_id in self.case_ids) or cases(self.level)
+        named = dict.fromkeys(case_named(case_id) for case_id in self.case_ids) or cases(self.level, self.seed)
         chosen = [
             case
             for case in named
             if (not profiles or any(p.holds(case.problem, case.return_lse) for p in profiles))
-            and (not rules or rules.intersection(case.rules))
+            and (not rules or rules.intersection((*case.rules, *EVERY_CASE)))
             and (not dtypes or case.problem.dtype in dtypes)
         ]
         index, parts = self.shard

@@ -18,6 +18,11 @@ from attnspec.spec.errors import InputError
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
 OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "return_lse")
+MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "return_softmax_lse": "return_lse",
+}
 TRIED = ("value_dim", "kv_broadcast", "enable_gqa", "empty")  # found out by trying: raising is an honest "no"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -29,6 +34,7 @@ class Claims:
     run: Callable[..., Any]
     capabilities: Capabilities
     flagless_gqa: bool
+    notes: tuple[str, ...] = ()
 
 
 def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_alignment: str) -> Claims:
@@ -55,7 +61,8 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     claimed = [name for name in OPTIONS if name in names or (open_ended and name != "return_lse")]
     features = tuple(name for name in FEATURES if name.split(".")[0] in (*claimed, *TRIED))
     flagless = "enable_gqa" not in claimed
-    return Claims(run, Capabilities(features, accuracy=accuracy, causal_alignment=causal_alignment), flagless)
+    notes = tuple(f"parameter {n!r} claims nothing: did you mean {MEANT[n]}?" for n in names if n in MEANT)
+    return Claims(run, Capabilities(features, accuracy=accuracy, causal_alignment=causal_alignment), flagless, notes)
 
 
 def _tensor_places(

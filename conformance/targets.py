@@ -51,7 +51,7 @@ def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None
             raise InputError(f"target {target!r}: its capabilities are no attnspec.spec.capabilities.Capabilities")
         claims: Claims = claims_of(found, target, accuracy or "fused", alignment or "upper_left")
         name = getattr(found, "__name__", type(found).__name__)
-        return Kernel(target, name, claims.run, claims.capabilities, True, claims.flagless_gqa)
+        return Kernel(target, name, claims.run, claims.capabilities, True, claims.flagless_gqa, notes=claims.notes)
     if accuracy or alignment:
         raise InputError(f"target {target!r} declares its capabilities: leave out --accuracy and --causal-alignment")
     if not callable(found):

@@ -39,7 +39,7 @@ class Screen:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=self.out, disable=not self.out.is_terminal, transient=True)
         self.task = self.progress.add_task(title, total=None)
-        self.failures = 0
+        self.failures: Counter[str | None] = Counter()
 
     def __enter__(self) -> Screen:
         self.progress.start()
@@ -53,31 +53,47 @@ class Screen:
     def heard(self, result: CaseResult, done: int, total: int) -> None:
         """Show a result."""
         self.progress.update(self.task, completed=done, total=total)
-        if result.outcome in (*BROKEN, "xpass"):
-            self.failures += 1
-            if self.failures <= self.most_failures:
-                self.out.print(f"\n{result.message}", markup=False)
-            elif self.failures == self.most_failures + 1:
-                self.out.print("\n(further failures are counted; --report FILE keeps them all)", markup=False)
+        if result.outcome not in (*BROKEN, "xpass"):
+            return
+        self.failures[result.rule] += 1
+        if self.failures[result.rule] > 1 or len(self.failures) > self.most_failures:
+            return  # one screen a rule; the summary counts the rest, and a report keeps them all
+        self.out.print(f"\n{result.message}", markup=False)
 
 
 def summary(validation: Validation) -> None:
     """Print what came of a run, the verdict last."""
     out = console()
     for reason, count in refusals(validation.results):
-        out.print(f"  not supported, {count} cases: {reason}", markup=False)
+        out.print(f"  not supported, {cases_in_words(count)}: {reason}", markup=False)
     deviations = Counter((r.rule, r.reason) for r in validation.results if r.outcome == "xfail")
     for (rule, why), count in deviations.items():
-        out.print(f"  recorded deviation, {count} cases: {rule}: {why}", markup=False)
+        out.print(f"  recorded deviation, {cases_in_words(count)}: {rule}: {why}", markup=False)
+    broken = Counter(r.rule for r in validation.results if r.outcome in BROKEN and r.rule)
+    for name, count in broken.most_common():
+        example = next(r.id for r in validation.results if r.rule == name and r.outcome in BROKEN)
+        out.print(f"  broken, {cases_in_words(count)}: {name}, such as {example}", markup=False)
+    for note in validation.kernel.get("notes", ()):
+        out.print(f"  note: {note}", markup=False)
     kernel, verdict = validation.kernel, validation.verdict
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in verdict.counts.items() if count)
     out.print(
-        f"  {counts}; {verdict.declared_share:.1%} of the declared surface ran; {worst(validation.results)}",
+        f"  {counts}; {verdict.declared_share:.1%} of the claimed surface ran; {worst(validation.results)}",
         markup=False,
     )
+    met, possible = validation.pairs
+    if met:
+        out.print(
+            f"  options crossed pairwise: {met} of {possible} possible pairs met, {met / possible:.1%}", markup=False
+        )
     title = f"{kernel.get('target', '')} on {kernel.get('hardware', '')}, {validation.seconds:.1f} s: "
     out.print(title, end="", markup=False)
     out.print(verdict.statement, style=STYLES[verdict.verdict], markup=False)
+
+
+def cases_in_words(count: int) -> str:
+    """A number of cases, in words."""
+    return f"{count} case{'s' if count != 1 else ''}"
 
 
 def worst(results: tuple[CaseResult, ...]) -> str:

@@ -19,6 +19,7 @@ import pytest
 
 from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
+from attnspec.conformance.covering import Pairs, coverage
 from attnspec.conformance.expectations import Expectations, read_expectations
 from attnspec.conformance.outcome import BROKEN, CaseResult, Violation
 from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_result, loading_limit, rerun_command
@@ -27,7 +28,9 @@ from attnspec.conformance.screen import failure_screen
 from attnspec.conformance.selection import Selection
 from attnspec.conformance.verdict import Verdict, verdict_of
 from attnspec.spec import SPEC_VERSION
+from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.errors import InputError
+from attnspec.spec.problem import Problem
 
 TIMEOUT = 120  # seconds for one case
 
@@ -64,6 +67,7 @@ class Run:
             "causal-alignment": self.causal_alignment,
             "device": self.device,
             "timeout": self.timeout,
+            "seed": s.seed,
             "expectations": str(self.expectations.resolve()) if self.expectations else None,
         }
         plugins = ("xdist.plugin", "attnspec.conformance.plugin", "no:cacheprovider", "no:terminal")
@@ -87,12 +91,13 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Validation:
-    """What a run gave. kernel: what the report's header says of it."""
+    """What a run gave. kernel: what the report's header says of it. pairs: of options that met."""
 
     verdict: Verdict
     results: tuple[CaseResult, ...]
     kernel: dict[str, Any]
     seconds: float
+    pairs: Pairs
 
 
 def validate(run: Run, listener: Listener | None = None) -> Validation:
@@ -110,19 +115,32 @@ def validate(run: Run, listener: Listener | None = None) -> Validation:
             raise InputError(recorder.unusable)
         if code == pytest.ExitCode.INTERRUPTED and not recorder.stopped_early:
             raise KeyboardInterrupt
-        complete = len(recorder.results) == recorder.total or run.fail_fast
+        stopped = run.fail_fast and any(result.outcome in BROKEN for result in recorder.results)
+        complete = len(recorder.results) == recorder.total or stopped
         unmet = expected.unmet_rules(recorder.results) if complete else []
-        verdict = verdict_of(recorder.results, tuple(unmet), complete)
+        pairs = coverage_of(recorder.results, recorder.kernel)
+        verdict = verdict_of(recorder.results, tuple(unmet), complete, run.selection.whole)
         seconds = time.monotonic() - recorder.began
         if writer is not None:
             recorder.header()
-            writer.finish(_footer(verdict, seconds))
-    return Validation(verdict, tuple(recorder.results), recorder.kernel, seconds)
+            writer.finish(_footer(verdict, seconds) | pairs._asdict())
+    return Validation(verdict, tuple(recorder.results), recorder.kernel, seconds, pairs)
+
+
+def coverage_of(results: list[CaseResult], kernel: dict[str, Any]) -> Pairs:
+    """Return how far the options were crossed pairwise, by what ran."""
+    ran = [Problem.parse(result.ran) for result in results if result.ran]
+    return coverage(ran, Capabilities.from_json(kernel["capabilities"])) if kernel else Pairs(0, 0)
 
 
 def _run_pytest(run: Run, recorder: Recorder) -> int:
     """Run pytest in this process as the controller of its workers, out of reach of the user's own pytest settings."""
-    quiet = {"PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    quiet = {
+        "PYTEST_ADDOPTS": None,
+        "PYTEST_PLUGINS": None,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONSAFEPATH": "1",
+    }
     before = {name: os.environ.get(name) for name in quiet}
     _set_environment(quiet)
     try:
@@ -239,7 +257,7 @@ class Recorder:
                 "spec": SPEC_VERSION,
                 "level": selection.level,
                 "profiles": list(selection.profiles),
-                "seed": None,
+                "seed": selection.seed,
                 "command": list(self.run.command),
                 "started": now(),
                 **self.kernel,

@@ -25,7 +25,9 @@ class Verdict:
     exit_code: int
 
 
-def verdict_of(results: list[CaseResult], unmet: tuple[str, ...] = (), complete: bool = True) -> Verdict:
+def verdict_of(
+    results: list[CaseResult], unmet: tuple[str, ...] = (), complete: bool = True, whole: bool = True
+) -> Verdict:
     """Return the verdict on a run. Only `pass` counts as passed.
 
     unmet: recorded rules that nothing broke (see `expectations`). complete: every selected case ended. Rule:
@@ -36,12 +38,12 @@ def verdict_of(results: list[CaseResult], unmet: tuple[str, ...] = (), complete:
     surface = [r for r in results if r.outcome != "not_supported" or r.declared]
     ran = sum(r.outcome != "not_supported" for r in surface)
     share = ran / len(surface) if surface else 0.0
-    name, statement, code = _judge(results, counts, unmet, complete)
+    name, statement, code = _judge(results, counts, unmet, complete, whole)
     return Verdict(name, statement, counts, share, code)
 
 
 def _judge(
-    results: list[CaseResult], counts: dict[str, int], unmet: tuple[str, ...], complete: bool
+    results: list[CaseResult], counts: dict[str, int], unmet: tuple[str, ...], complete: bool, whole: bool
 ) -> tuple[str, str, int]:
     broken = {r.rule for r in results if r.outcome in BROKEN and r.rule}
     news = counts["fail"] + counts["crashed"] + counts["timeout"]
@@ -60,10 +62,20 @@ def _judge(
         return "not_conformant", f"not conformant: {counts['xfail']} recorded deviation{s}", 0
     if not counts["pass"]:
         return "not_judged", "not judged: the kernel supports none of the chosen cases", 2
-    return "conformant", f"conformant to spec {SPEC_VERSION} in {', '.join(profiles_shown(results))}", 0
+    if not whole:
+        return "conformant", f"the {counts['pass']} chosen cases that the kernel supports pass (spec {SPEC_VERSION})", 0
+    full, in_part = profiles_shown(results)
+    part = f"{'; ' if full else ''}in part, with refusals: {', '.join(in_part)}" if in_part else ""
+    return "conformant", f"conformant to spec {SPEC_VERSION} in {', '.join(full)}{part}", 0
 
 
-def profiles_shown(results: list[CaseResult]) -> list[str]:
-    """Return the names of the profiles of which at least one case ran."""
-    shown = {name for r in results if r.outcome == "pass" for name in r.profiles}
-    return [name for name in PROFILES if name in shown] or ["no profile"]
+def profiles_shown(results: list[CaseResult]) -> tuple[list[str], list[str]]:
+    """Return the names of the profiles of which every claimed case passed, and of those of which only some did, since
+    the kernel refused others."""
+    full: list[str] = []
+    in_part: list[str] = []
+    for name in PROFILES:
+        outcomes = {r.outcome for r in results if name in r.profiles and r.declared}
+        if "pass" in outcomes:
+            (in_part if "not_supported" in outcomes else full).append(name)
+    return full, in_part

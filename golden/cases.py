@@ -203,6 +203,26 @@ GROUPS: dict[str, dict[str, str]] = {
         "values-sign-sorted-float32": "q=9/k=130/d=8/values=sign_sorted/seed=196",
         "values-sign-sorted-float16": "q=9/k=130/d=64/values=sign_sorted/dtype=fp16/seed=197",
     },
+    "Values near the ends of float16's range.": {
+        "values-huge-float16": "q=9/k=70/d=8/values=huge/dtype=fp16/seed=210",
+        "values-huge-bfloat16": "q=9/k=33/d=8/values=huge/scores=8/dtype=bf16/seed=211",
+        "values-tiny-float16": "q=9/k=33/d=8/values=tiny/dtype=fp16/seed=212",
+    },
+    "The lowest number in every slot of a row: the row sees every key.": {
+        "mask-lowest-rows-float32": "q=5/k=17/d=8/mask=float.qk.low_rows/scores=0/seed=215",
+        "mask-lowest-rows-bfloat16": "q=5/k=17/d=8/mask=float.qk.low_rows/scores=0/dtype=bf16/seed=216",
+    },
+    "Scores far from 0, all the same, and growing or falling along the keys.": {
+        "scores-far-below-zero-float32": "q=9/k=70/d=24/shift=-200/seed=220",
+        "scores-far-above-zero-float32": "q=9/k=70/d=24/shift=200/seed=221",
+        "scores-far-below-zero-causal-bfloat16": "q=9/k=33/d=24/shift=-128/causal/dtype=bf16/seed=222",
+        "scores-below-sentinels-masked-float32": "q=9/k=33/d=8/shift=-70000/mask=bool.qk.random/seed=223",
+        "scores-growing-float32": "q=5/k=130/d=24/keys=growing/seed=224",
+        "scores-growing-float16": "q=5/k=130/d=64/keys=growing/dtype=fp16/seed=225",
+        "scores-falling-bfloat16": "q=5/k=130/d=64/keys=falling/dtype=bf16/seed=226",
+        "keys-equal-float32": "hq=2/q=9/k=70/d=8/keys=equal/seed=227",
+        "keys-equal-float64": "q=5/k=33/d=3/keys=equal/dtype=float64/seed=228",
+    },
     "No keys: output 0 and lse -inf. No queries: empty results.": {
         "zero-keys-float32": "b=2/hq=2/q=5/k=0/d=8/seed=200",
         "zero-keys-bool-mask-bfloat16": "b=2/hq=2/q=5/k=0/d=8/mask=bool.b11k.all/dtype=bf16/seed=201",

@@ -6,7 +6,7 @@ from attnspec.spec.exercised import rules_exercised
 from attnspec.spec.problem import Problem
 
 ALWAYS = ("notation.dtypes", "softmax.weights", "accuracy.output-within-budget", "accuracy.lse-within-budget")
-FINITE = ("low", "sentinel")  # contents of a float mask that are finite and far below the scores
+FINITE = ("low", "sentinel", "low_rows")  # contents of a float mask that are finite and far below the scores
 
 
 def rules_of(p: Problem) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """The inputs of a problem: the same bits on every machine.
 
-Numbers are integers of a bit generator whose stream is fixed (Philox-4x64, Salmon et al., SC 2011; NumPy guarantees the
-stream of a bit generator), turned into binary fractions exactly and rounded once to the storage dtype by `round_once`.
-No transcendental function and no framework's generator takes part.
+Numbers are integers of a bit generator whose stream is fixed (Philox-4x64, Salmon et al., SC 2011; NumPy guarantees
+the stream of a bit generator), turned into binary fractions exactly and rounded once to the storage dtype by
+`round_once`. No transcendental function and no framework's generator takes part.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ from attnspec.spec.problem import Problem
 Array = npt.NDArray[np.float64]
 
 HIDDEN_SHARE = 0.3  # of the slots of a random mask
-FINITE_BIAS = {"low": -30000.0, "sentinel": -1e9}  # finite in float32 with any score, and `low` in float16 too
+RAMP = 60.0  # of growing scores: beyond float16's range of exp, within float32's
+FINITE_BIAS = {"low": -30000.0, "sentinel": -1e9, "low_rows": -np.inf}  # clamped to the lowest number
 
 
 def make_call(problem: Problem) -> Call:
@@ -30,6 +32,7 @@ def make_call(problem: Problem) -> Call:
     p = problem
     query = draw.normal("query", (p.batch, p.q_heads, p.q_len, p.head_dim)) * p.scores
     key = draw.normal("key", (p.kv_batch, p.kv_heads, p.k_len, p.head_dim))
+    _place_scores(p, query, key)
     value = _values(draw, p.values, (p.kv_batch, p.kv_heads, p.k_len, p.value_dim))
     return Call(
         query=to_tensor(query, fmt),
@@ -43,7 +46,8 @@ def make_call(problem: Problem) -> Call:
 
 
 class Source:
-    """Numbers from a seed. Each tensor has a stream of its own, so that one does not depend on the shape of another."""
+    """Numbers from a seed. Each tensor has a stream of its own, so that one does not depend on the shape of
+    another."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -75,9 +79,26 @@ class Source:
         return self.uniform(name, shape) < share
 
 
+def _place_scores(p: Problem, query: Array, key: Array) -> None:
+    """Move the scores where the problem wants them, in place.
+
+    keys: equal (every key is the first), growing or falling (a ramp of RAMP over the keys is added to their scores).
+    shift is added to every score. Ramp and shift go through the first feature: 1 in the query, the score over the
+    scale in the key.
+    """
+    if p.keys == "equal" and p.k_len:
+        key[:] = key[:, :, :1]
+    ramp = np.arange(p.k_len) / max(p.k_len - 1, 1) * RAMP - RAMP / 2
+    added = p.shift + {"growing": ramp, "falling": -ramp}.get(p.keys, 0.0 * ramp)
+    if added.any():
+        query[..., 0] = 1.0
+        key[..., 0] = added / (p.scale or 1 / math.sqrt(p.head_dim))
+
+
 def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
     """normal; uniform in [0, 1); spiky: a 16th of the numbers 64 times larger; constant: every key has the same value;
-    sign_sorted: the first half of the keys negative, so that partial sums grow before they cancel."""
+    sign_sorted: the first half of the keys negative, so that partial sums grow before they cancel; huge: up to half of
+    float16's largest number; tiny: about float16's smallest normal number."""
     normal = draw.normal("value", shape)
     if kind == "uniform":
         return draw.uniform("value", shape)
@@ -85,6 +106,10 @@ def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
         return np.where(draw.chance("spikes", shape, 1 / 16), normal * 64, normal)
     if kind == "constant":
         return np.broadcast_to(normal[..., :1, :], shape)
+    if kind == "huge":
+        return np.ldexp(normal, 12)
+    if kind == "tiny":
+        return np.ldexp(normal, -14)
     if kind == "sign_sorted":
         late = np.arange(shape[-2])[:, None] >= shape[-2] / 2
         return np.abs(normal) * np.where(late, 1.0, -1.0)
@@ -98,20 +123,24 @@ def _mask(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
     the batch), empty_rows (random, and about a third of the query rows see nothing), empty_head (random, and the last
     head or else all see nothing), leading (the first half of the keys hidden), all (nothing hidden), bias (nothing
     hidden; float only differs), low and sentinel (float: where `empty_rows` hides, the bias is finite and far below
-    the others, -30000, or -1e9 and in float16 its lowest number; bool: nothing hidden). A float mask is a normal
-    bias, -inf where hidden.
+    the others, -30000, or -1e9 and in float16 its lowest number; bool: nothing hidden), low_rows (float: 0, and the
+    lowest number of the dtype in every slot of each odd row, which hides nothing). A float mask is a normal bias, -inf
+    where hidden.
     """
     if p.mask is None:
         return None
     sizes = {"b": p.batch, "h": p.q_heads, "q": p.q_len, "k": p.k_len, "1": 1}
     shape = tuple(sizes[letter] for letter in p.mask.shape)
     finite = p.mask.content in FINITE_BIAS
-    content = ("all" if p.mask.kind == "bool" else "empty_rows") if finite else p.mask.content
+    content = p.mask.content
+    if finite:
+        content = "all" if p.mask.kind == "bool" else "odd_rows" if content == "low_rows" else "empty_rows"
     keep = _keep(draw, content, (1,) * (4 - len(shape)) + shape).reshape(shape)
     if p.mask.kind == "bool":
         return torch.from_numpy(keep)
     hidden = max(FINITE_BIAS[p.mask.content], -fmt.largest) if finite else -np.inf
-    return to_tensor(np.where(keep, draw.normal("bias", shape), hidden), fmt)
+    bias = np.zeros(shape) if p.mask.content == "low_rows" else draw.normal("bias", shape)
+    return to_tensor(np.where(keep, bias, hidden), fmt)
 
 
 def _keep(draw: Source, content: str, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
@@ -124,6 +153,8 @@ def _keep(draw: Source, content: str, shape: tuple[int, ...]) -> npt.NDArray[np.
         return np.arange(keys) < lengths
     if content == "leading":
         return np.broadcast_to(np.arange(keys) >= (keys + 1) // 2, shape).copy()
+    if content == "odd_rows":
+        return np.broadcast_to(np.arange(rows)[:, None] % 2 == 0, shape).copy()
     keep = ~draw.chance("hidden", shape, HIDDEN_SHARE)
     if content == "empty_rows":
         empty = draw.chance("empty", (batch, heads, rows, 1), 1 / 3)

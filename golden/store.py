@@ -38,8 +38,8 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # of each tensor: dtype, shape
 
 @dataclass(frozen=True)
 class Golden:
-    """A case with its stored tensors. call: inputs in the storage dtype; output: (batch, q_heads, q_len, value_dim) and
-    lse: (batch, q_heads, q_len), the true values rounded once to float64."""
+    """A case with its stored tensors. call: inputs in the storage dtype; output: (batch, q_heads, q_len, value_dim)
+    and lse: (batch, q_heads, q_len), the true values rounded once to float64."""
 
     case: GoldenCase
     call: Call
@@ -87,8 +87,8 @@ def check(folder: Path = VECTORS) -> int:
 def manifest(folder: Path = VECTORS) -> tuple[Entry, ...]:
     """Return the manifest's entries.
 
-    Raises InputError where it breaks its schema, is of another version of the spec, or does not list each case once, in
-    the order of the names.
+    Raises InputError where it breaks its schema, is of another version of the spec, or does not list each case once,
+    in the order of the names.
     """
     path = folder / MANIFEST
     return _entries(read_bytes(path, LARGEST_JSON), path)

@@ -55,6 +55,12 @@ class Capabilities:
         for feature in (*self.features, *(name for names in self.refuses for name in names)):
             if not any(covers(feature, known) for known in FEATURES):
                 raise InputError(f"capabilities: unknown feature {feature!r}; use one of {', '.join(FEATURES)}")
+        if not (len(self.head_dims) == 2 and 1 <= self.head_dims[0] <= self.head_dims[1] <= 65536):
+            raise InputError(f"capabilities: head_dims has {self.head_dims!r}; use smallest and largest, 1 to 65536")
+        for name in ("features", "dtypes", "devices"):
+            given = getattr(self, name)
+            if len(set(given)) != len(given) or (not given and name != "features"):
+                raise InputError(f"capabilities: {name} has {given!r}; name each once, and at least one")
         for field, value, known in (
             ("causal_alignment", self.causal_alignment, CAUSAL_ALIGNMENTS),
             ("lse_base", self.lse_base, LSE_BASES),
@@ -86,6 +92,15 @@ class Capabilities:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object (schema `capabilities`)."""
         return {name: _lists(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Capabilities:
+        """Inverse of `to_json`. Raises InputError."""
+        return cls(**{name: _tuples(value) for name, value in data.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(x) for x in value) if isinstance(value, list) else value
 
 
 def _lists(value: Any) -> Any:

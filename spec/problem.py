@@ -15,11 +15,23 @@ from attnspec.spec.errors import InputError
 
 CAUSAL_ALIGNMENTS = ("upper_left", "lower_right")
 MASK_KINDS = ("bool", "float")
-MASK_CONTENTS = ("random", "padding", "empty_rows", "empty_head", "leading", "all", "bias", "low", "sentinel")
+MASK_CONTENTS = (
+    "random",
+    "padding",
+    "empty_rows",
+    "empty_head",
+    "leading",
+    "all",
+    "bias",
+    "low",
+    "sentinel",
+    "low_rows",
+)
 RANGES = dict.fromkeys(("head_dim", "value_dim", "q_heads", "kv_heads"), (1, 65536))  # field: smallest, largest
 RANGES |= dict.fromkeys(("q_len", "k_len", "batch", "kv_batch"), (0, 65536)) | {"seed": (0, 2**63 - 1)}
 FOLLOWS = {"value_dim": "head_dim", "kv_batch": "batch", "kv_heads": "q_heads"}  # field: the one it defaults to
-VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted")
+KEYS = ("normal", "equal", "growing", "falling")
+VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny")
 
 
 class Mask(NamedTuple):
@@ -63,8 +75,9 @@ class Problem:
 
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
     all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. scores: factor on the query,
-    so the standard deviation of the scaled scores at the default scale. values: distribution of the value tensor.
-    seed: of the inputs. Raises InputError where they do not fit each other.
+    so the standard deviation of the scaled scores at the default scale. shift: added to every scaled score. keys,
+    values: distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError
+    where they do not fit each other.
     """
 
     q_len: int
@@ -80,6 +93,8 @@ class Problem:
     causal: str | None = None
     scale: float | None = None
     scores: float = 1.0
+    shift: float = 0.0
+    keys: str = "normal"
     values: str = "normal"
     seed: int = 0
 
@@ -95,10 +110,13 @@ class Problem:
             raise InputError(f"kv_batch is {self.kv_batch}: use the batch, {self.batch}, or 1")
         if self.q_heads % self.kv_heads:
             raise InputError(f"{self.q_heads} query heads over {self.kv_heads} key heads: use a multiple")
-        if not (math.isfinite(self.scores) and math.isfinite(self.scale or 0.0)):
-            raise InputError(f"scale is {self.scale} and scores is {self.scores}: use finite numbers")
+        for name in ("scale", "scores", "shift"):
+            if not math.isfinite(getattr(self, name) or 0.0):
+                raise InputError(f"{name} is {getattr(self, name)}: use a finite number")
         if self.causal not in (None, *CAUSAL_ALIGNMENTS):
             raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
+        if self.keys not in KEYS:
+            raise InputError(f"keys is {self.keys!r}: use one of {', '.join(KEYS)}")
         if self.values not in VALUES:
             raise InputError(f"values is {self.values!r}: use one of {', '.join(VALUES)}")
 
@@ -150,7 +168,7 @@ class Problem:
             "enable_gqa": self.q_heads != self.kv_heads,
             "value_dim": self.value_dim != self.head_dim,
             "kv_broadcast": self.kv_batch != self.batch,
-            "empty": 0 in (self.q_len, self.k_len),
+            "empty": 0 in (self.batch, self.q_len, self.k_len),
         }
         mask = {f"attn_mask.{self.mask.kind}", f"attn_mask.rank{len(self.mask.shape)}"} if self.mask else set()
         return frozenset(mask | {name for name, needed in needs.items() if needed})
@@ -167,8 +185,14 @@ def _write(token: str, value: object) -> str:
     return f"{token}={value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{token}={value}"
 
 
+def _number(text: str) -> float:
+    if "_" in text or not text.isascii():
+        raise ValueError
+    return float(text)
+
+
 def _whole(text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError
     return int(text)
 
@@ -187,6 +211,8 @@ TOKENS = {  # field: token, in the order of the string
     "causal": "causal",
     "scale": "scale",
     "scores": "scores",
+    "shift": "shift",
+    "keys": "keys",
     "values": "values",
     "seed": "seed",
 }
@@ -195,7 +221,9 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "dtype": str,
     "mask": Mask.parse,
     "causal": lambda text: text or "upper_left",
-    "scale": float,
-    "scores": float,
+    "scale": _number,
+    "scores": _number,
+    "shift": _number,
+    "keys": str,
     "values": str,
 }

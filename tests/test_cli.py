@@ -94,7 +94,7 @@ def test_a_right_kernel_is_conformant(attnspec: Attnspec, kernel_file: File, tmp
     kernel_file(RIGHT)
     process = attnspec("validate", "mine.py:attention", "--jobs=2", f"--case={CORE_CASE}", f"--case={CAUSAL_CASE}")
     assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout.splitlines()[-1].endswith(" s: conformant to spec 0.1 in core")
+    assert process.stdout.splitlines()[-1].endswith(" s: the 2 chosen cases that the kernel supports pass (spec 0.1)")
     assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
 
 
@@ -109,8 +109,8 @@ def test_a_wrong_kernel_is_named_with_the_rule_and_a_rerun(attnspec: Attnspec, n
     process = attnspec("validate", target_of(name), "--jobs=1", f"--case={case}")
     assert process.returncode == 1
     assert process.stdout.splitlines()[-1].endswith(f"not conformant: breaks {rule}")
-    assert f"FAIL {case}\n  rule      {rule} (MUST, chapter " in process.stderr
-    assert f"rerun     attnspec validate {target_of(name)} --case {case}\n" in process.stderr
+    assert f"FAIL {case}\n  rule       {rule} (MUST, chapter " in process.stderr
+    assert f"rerun      attnspec validate {target_of(name)} --case {case}\n" in process.stderr
     assert ESCAPE not in process.stdout + process.stderr
 
 
@@ -188,7 +188,7 @@ def test_a_setting_that_the_target_cannot_have_is_one_line(
         ("--shard=1", "shard '1': use I/N, such as 1/4"),
         ("--shard=5/4", "shard 5/4: use I/N with I from 1 to N"),
         ("--profile=double --dtype=fp32", "no case is left"),
-        ("--report=.", "report '.' cannot be written: Is a directory"),
+        ("--report=.", "report '.' cannot be written: it names no file"),
         ("--report=missing/report.jsonl", "report 'missing/report.jsonl' cannot be written: No such file or directory"),
         ("--expectations=missing.json", "missing.json: cannot be read"),
         ("--expectations=nojson.json", "nojson.json: is not JSON"),

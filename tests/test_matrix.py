@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from attnspec.conformance.catalogue import EVERY_CASE
 from attnspec.conformance.matrix import Cell, markdown, row, table
 from attnspec.conformance.outcome import CaseResult
 
@@ -50,18 +51,23 @@ def test_a_rule_that_is_broken_where_no_case_names_it_shows_too(result: Make) ->
 def test_the_table_holds_the_rules_at_stake_in_reading_order(result: Make) -> None:
     results = {"a": (result(rules=(OTHER, RULE)),), "b": (result("not_supported", rules=(RULE,)),)}
     rows = {rule: {name: str(cell) for name, cell in line.items()} for rule, line in table(results).items()}
-    assert rows == {RULE: {"a": "1 ok", "b": "n/a"}, OTHER: {"a": "1 ok", "b": ""}}
-    assert list(rows) == [RULE, OTHER]
+    assert {name: rows[name] for name in (RULE, OTHER)} == {
+        RULE: {"a": "1 ok", "b": "n/a"},
+        OTHER: {"a": "1 ok", "b": ""},
+    }
+    assert [name for name in rows if name not in EVERY_CASE] == [RULE, OTHER]
+    assert rows[EVERY_CASE[0]] == {"a": "1 ok", "b": "n/a"}
 
 
 def test_markdown_says_the_verdicts_first(result: Make) -> None:
     results = {"a": (result(rules=(RULE,)),), "b": (result("fail", rules=(RULE,), rule=RULE),)}
     text = markdown(table(results), {"a": "conformant to spec 0.1 in core", "b": "not conformant: breaks mask.bool"})
-    assert text.splitlines() == [
+    lines = text.splitlines()
+    assert lines[:5] == [
         "- a: conformant to spec 0.1 in core",
         "- b: not conformant: breaks mask.bool",
         "",
         "| rule | a | b |",
         "|---|---|---|",
-        "| mask.bool | 1 ok | fail |",
     ]
+    assert "| mask.bool | 1 ok | fail |" in lines

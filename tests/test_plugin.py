@@ -34,7 +34,7 @@ def test_a_part_of_the_suite_runs_in_parallel_and_its_failures_run_again(suite: 
     first = suite(backend, "-k", GROUPED, "-n2", "--junitxml=junit.xml")
     assert first.returncode == 1
     assert f"FAIL {GROUPED}/" in first.stdout
-    assert "rule      grouped.head-map (MUST, chapter grouped-heads)" in first.stdout
+    assert "rule       grouped.head-map (MUST, chapter grouped-heads)" in first.stdout
     assert "Traceback" not in first.stdout
 
     junit = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]

@@ -45,6 +45,8 @@ def footer(**counts: int) -> dict[str, Any]:
         "declared_share": 1.0,
         "finished": "2025-01-01T00:00:01Z",
         "seconds": 1.0,
+        "pairs_met": 10,
+        "pairs_possible": 12,
     }
 
 
@@ -135,9 +137,25 @@ def test_a_run_that_ends_in_an_exception_leaves_the_old_report(path: Path) -> No
 
 
 def test_a_finished_report_replaces_the_old_one(path: Path, lines: list[dict[str, Any]]) -> None:
-    path.write_text("old")
+    write(path, lines)
     write(path, lines)
     assert len(path.read_text().splitlines()) == 4
+
+
+def test_nothing_but_a_report_is_replaced(path: Path, tmp_path: Path) -> None:
+    path.write_text("def attention(q, k, v): ...")
+    with pytest.raises(InputError, match="is no report"):
+        ReportWriter(path)
+    assert path.read_text() == "def attention(q, k, v): ..."
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(InputError, match="is no report"):
+        ReportWriter(link)
+
+
+def test_two_runs_do_not_write_one_report(path: Path) -> None:
+    with ReportWriter(path), pytest.raises(InputError, match="being written by another run"):
+        ReportWriter(path)
 
 
 @pytest.mark.parametrize("place", [".", "missing/report.jsonl", "file/report.jsonl"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import CORE_CASE
 
-from attnspec.conformance.catalogue import CHECKS, LEVELS, case_named, cases
+from attnspec.conformance.catalogue import CHECKS, EVERY_CASE, LEVELS, case_named, cases
 from attnspec.conformance.selection import Selection, shard
 from attnspec.spec.dtypes import ALIASES, FORMATS
 from attnspec.spec.errors import InputError
@@ -27,7 +27,14 @@ def test_every_case_is_found_by_its_id(level: str) -> None:
 
 
 def test_full_holds_every_quick_case() -> None:
-    assert set(cases("quick")) < set(cases("full"))
+    quick, full = ({case for case in cases(level) if case.draw is None} for level in ("quick", "full"))
+    assert quick < full
+
+
+def test_full_draws_more_of_what_quick_draws() -> None:
+    quick, full = ({(c.check, c.draw.domain): c.draw.examples for c in cases(level) if c.draw} for level in LEVELS)
+    assert quick.keys() == full.keys()
+    assert all(full[each] > count for each, count in quick.items())
 
 
 def test_every_case_enforces_rules_that_exist() -> None:
@@ -63,7 +70,9 @@ def test_a_profile_chooses_its_cases(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_chooses_the_cases_that_enforce_it(name: str) -> None:
-    assert Selection(rules=(name,)).cases() == tuple(case for case in cases("quick") if name in case.rules)
+    assert Selection(rules=(name,)).cases() == tuple(
+        case for case in cases("quick") if name in (*case.rules, *EVERY_CASE)
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -134,7 +143,7 @@ def test_a_shard_outside_its_parts_is_told(shard: tuple[int, int]) -> None:
         (Selection(case_ids=("inputs_stay_unchanged/q=1/k=2",)), "lacks d="),
         (Selection(case_ids=("inputs_stay_unchanged/q=1/k=2/d=x",)), "'d=x'"),
         (Selection(case_ids=("inputs_stay_unchanged/q=1/k=2/d=4/hq=3/hkv=2",)), "3 query heads over 2 key heads"),
-        (Selection(case_ids=("output_matches_golden/nonsense",)), "no golden case is called 'nonsense'"),
+        (Selection(case_ids=("output_matches_golden/nonsense",)), "unknown golden case 'nonsense'"),
     ],
 )
 def test_a_wrong_name_is_one_line_that_says_what_is_right(selection: Selection, said: str) -> None:

@@ -254,6 +254,8 @@ FOOTER: dict[str, Any] = {
     "declared_share": 1.0,
     "finished": "2026-01-31T12:00:01.5+01:00",
     "seconds": 1.5,
+    "pairs_met": 3,
+    "pairs_possible": 4,
 }
 ENTRY: dict[str, Any] = {
     "rule": "mask.hidden-nan",

@@ -92,8 +92,19 @@ def test_the_declared_share_leaves_out_what_is_not_claimed(
 
 def test_only_profiles_with_a_passing_case_are_claimed(result: Make) -> None:
     results = [result(profiles=("lse", "core")), result("not_supported", profiles=("masks",))]
-    assert profiles_shown(results) == ["core", "lse"]
+    assert profiles_shown(results) == (["core", "lse"], [])
     assert verdict_of(results).statement == "conformant to spec 0.1 in core, lse"
+
+
+def test_a_profile_with_refusals_is_claimed_in_part(result: Make) -> None:
+    results = [result(profiles=("core",)), result(profiles=("half",)), result("not_supported", profiles=("half",))]
+    assert verdict_of(results).statement == "conformant to spec 0.1 in core; in part, with refusals: half"
+
+
+def test_a_part_of_the_cases_earns_no_profile(result: Make) -> None:
+    assert (
+        verdict_of([result()], whole=False).statement == "the 1 chosen cases that the kernel supports pass (spec 0.1)"
+    )
 
 
 def test_every_verdict_has_an_exit_code() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from attnspec.conformance.case import Case
@@ -10,6 +12,8 @@ from attnspec.conformance.judgement import judge_against_reference
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
+from attnspec.spec.call import Call
+from attnspec.spec.problem import Problem
 
 TENSORS = ("query", "key", "value", "attn_mask")
 
@@ -27,16 +31,23 @@ def inputs_stay_unchanged(kernel: Kernel, case: Case) -> None:
 
 
 def outputs_share_no_memory(kernel: Kernel, case: Case) -> None:
-    """The output is memory of its own: overwriting the inputs, or calling again, leaves it as it was."""
+    """The results are memory of their own: overwriting the inputs, or calling again, leaves them as they were."""
     kernel.need(case.problem)
-    call = kernel.place(make_call(case.problem))
-    output = kernel.returned(call).output
-    kept = output.clone()
-    kernel(kernel.place(make_call(case.problem.but(seed=case.problem.seed + 1))))
-    same_bits("contract.no-alias", "a later call overwrites an earlier output", kept, output)
+    call = kernel.place(with_lse(kernel, case.problem))
+    results = [tensor for tensor in kernel.returned(call)[:2] if tensor is not None]
+    kept = [tensor.clone() for tensor in results]
+    kernel(kernel.place(with_lse(kernel, case.problem.but(seed=case.problem.seed + 1))))
+    for before, after in zip(kept, results, strict=True):
+        same_bits("contract.no-alias", "a later call overwrites an earlier result", before, after)
     for name in ("query", "key", "value"):
         getattr(call, name).zero_()
-    same_bits("contract.no-alias", "the output changes when the caller overwrites the inputs", kept, output)
+    for before, after in zip(kept, results, strict=True):
+        same_bits("contract.no-alias", "the result changes when the caller overwrites the inputs", before, after)
+
+
+def with_lse(kernel: Kernel, problem: Problem) -> Call:
+    """Return the problem's call, asking for the lse where the kernel claims it."""
+    return make_call(problem).but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
 
 
 def results_repeat_bit_for_bit(kernel: Kernel, case: Case) -> None:
@@ -44,51 +55,12 @@ def results_repeat_bit_for_bit(kernel: Kernel, case: Case) -> None:
     if not kernel.capabilities.deterministic:
         raise NotSupported("deterministic is declared as false", declared=True)
     kernel.need(case.problem)
-    call = make_call(case.problem)
-    first = kernel(call).output
-    kernel(make_call(case.problem.but(seed=case.problem.seed + 1)))
-    same_bits("contract.deterministic", "the same call gives other bits the second time", first, kernel(call).output)
-
-
-def storage_layout_does_not_matter(kernel: Kernel, case: Case) -> float:
-    """Views of (batch, length, heads, dim) storage, gapped storage and expanded storage, each tensor another, give the
-    exact output within the budget."""
-    kernel.need(case.problem)
-    call = make_call(case.problem)
-    worst = 0.0
-    for turn in range(3):
-        views = {name: LAYOUTS[(turn + i) % 3](getattr(call, name)) for i, name in enumerate(TENSORS[:3])}
-        placed = call.but(**views)
-        try:
-            worst = max(worst, judge_against_reference(kernel, case.problem, call, kernel(placed)))
-        except Violation as found:
-            judge_against_reference(kernel, case.problem, call, kernel(call))  # wrong in any layout
-            names = ", ".join(f"{name} {LAYOUTS[(turn + i) % 3].__name__}" for i, name in enumerate(TENSORS[:3]))
-            raise Violation(
-                "contract.layouts", f"{found.what}, with {names}", found.details, found.error_over_budget
-            ) from None
-    return worst
-
-
-def length_first(x: torch.Tensor) -> torch.Tensor:
-    """The same values as a view of (batch, length, heads, dim) storage."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def gapped(x: torch.Tensor) -> torch.Tensor:
-    """The same values in storage with a gap after every row, filled with NaN, and at the start."""
-    batch, heads, length, dim = x.shape
-    room = torch.full((batch, heads, length + 1, dim + 8), torch.nan, dtype=x.dtype)
-    room[:, :, 1:, :dim] = x
-    return room[:, :, 1:, :dim]
-
-
-def heads_first(x: torch.Tensor) -> torch.Tensor:
-    """The same values as a view of (heads, batch, length, dim) storage."""
-    return x.transpose(0, 1).contiguous().transpose(0, 1)
-
-
-LAYOUTS = (length_first, gapped, heads_first)
+    call = with_lse(kernel, case.problem)
+    first = [tensor.clone() for tensor in kernel(call)[:2] if tensor is not None]
+    kernel(with_lse(kernel, case.problem.but(seed=case.problem.seed + 1)))
+    again = [tensor for tensor in kernel(call)[:2] if tensor is not None]
+    for before, after in zip(first, again, strict=True):
+        same_bits("contract.deterministic", "the same call gives other bits the second time", before, after)
 
 
 def zero_lengths_give_zero_or_nothing(kernel: Kernel, case: Case) -> float:
@@ -98,3 +70,48 @@ def zero_lengths_give_zero_or_nothing(kernel: Kernel, case: Case) -> float:
         raise NotSupported("empty (no queries or no keys) is not declared", declared=True)
     call = make_call(case.problem)
     return judge_against_reference(kernel, case.problem, call, kernel(call))
+
+
+def batch_elements_keep_their_bits(kernel: Kernel, case: Case) -> None:
+    """Where batch invariance is declared, each batch element has the same bits alone and at its place in the batch."""
+    if not kernel.capabilities.batch_invariant:
+        raise NotSupported("batch_invariant is not declared", declared=True)
+    kernel.need(case.problem)
+    call = make_call(case.problem)
+    whole = kernel(call).output
+    for b in range(case.problem.batch):
+        mask = call.attn_mask
+        if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
+            mask = mask[b : b + 1]
+        one = slice(b, b + 1) if case.problem.kv_batch > 1 else slice(None)
+        alone = call.but(query=call.query[b : b + 1], key=call.key[one], value=call.value[one], attn_mask=mask)
+        what = f"batch element {b} has other bits alone than in a batch of {case.problem.batch}"
+        same_bits("contract.batch-invariant", what, whole[b : b + 1], kernel(alone).output)
+
+
+def impossible_calls_are_refused(kernel: Kernel, case: Case) -> None:
+    """A call whose shapes do not fit each other ends in an exception, and the next call is right."""
+    kernel.need(case.problem)
+    call = make_call(case.problem)
+    right = kernel(call).output
+    for rule, what, impossible in impossible_calls(call, kernel):
+        try:
+            kernel.run(impossible.query, impossible.key, impossible.value, **kernel.options(impossible))
+        except Exception:
+            same_bits("contract.refusal", f"after {what}, a right call gives other bits", right, kernel(call).output)
+            continue
+        raise Violation(rule, f"a call with {what} was answered, not refused")
+
+
+def impossible_calls(call: Call, kernel: Kernel) -> Iterator[tuple[str, str, Call]]:
+    """Yield a rule, what is wrong in words, and the call."""
+    k_len, heads = call.key.shape[2], call.query.shape[1]
+    longer = torch.cat([call.value, call.value[:, :, :1]], 2)
+    yield "notation.shapes", f"{k_len} keys and {k_len + 1} values", call.but(value=longer)
+    yield "notation.shapes", "a key of another head_dim than the query", call.but(key=call.key[..., 1:])
+    if "enable_gqa" in kernel.capabilities.features and heads > 2:
+        two = call.but(key=call.key[:, :2], value=call.value[:, :2], enable_gqa=True)
+        yield "grouped.heads-divide", f"{heads} query heads and 2 key heads", two
+    if "attn_mask.bool" in kernel.capabilities.features:
+        mask = torch.ones(call.query.shape[2], k_len - 1, dtype=torch.bool)
+        yield "mask.broadcast", f"a mask of {k_len - 1} columns for {k_len} keys", call.but(attn_mask=mask)

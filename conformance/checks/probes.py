@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 
 from attnspec.conformance.case import Case
-from attnspec.conformance.judgement import visible_set
+from attnspec.conformance.judgement import budget_of, empty_rows, judge_against_reference, visible_set
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import Violation
+from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.pattern import describe, ranges
 from attnspec.golden.inputs import make_call
 from attnspec.spec.call import Call
 from attnspec.spec.exercised import rules_exercised
 from attnspec.spec.problem import Problem
 
+FINITE_CONTENTS = ("low", "sentinel", "low_rows")
 MASK_RULES = ("mask.key-padding", "mask.broadcast", "mask.bool", "mask.additive")
 AXES = ("batch", "head", "row", "key")
 
@@ -41,6 +42,8 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     expected = visible_set(problem, call)
     if not bool(((read != expected) & expected.any(-1, keepdim=True)).any()):
         return "mask.fully-masked-row"
+    if problem.mask and problem.mask.content in FINITE_CONTENTS:
+        return "mask.finite-bias"
     triangle, mask = (
         visible_set(problem, call.but(**dropped)) for dropped in ({"attn_mask": None}, {"is_causal": False})
     )
@@ -73,10 +76,14 @@ def row_in_words(read: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor
     """Say of the first wrong row which keys it sees and which it should see."""
     batch, head, row, _ = (int(i) for i in wrong.nonzero()[0])
     k_len = wrong.shape[-1]
-    sees, should = (
-        ranges(t[batch, head, row].nonzero().flatten().tolist(), k_len) or "no key" for t in (read, expected)
-    )
-    return f"batch {batch}, head {head}, row {row} sees keys {sees}; it should see {should}"
+    sees, should = (keys_in_words(t[batch, head, row], k_len) for t in (read, expected))
+    return f"batch {batch}, head {head}, row {row} sees {sees}; it should see {should}"
+
+
+def keys_in_words(seen: torch.Tensor, k_len: int) -> str:
+    """Which keys a row sees."""
+    keys = seen.nonzero().flatten().tolist()
+    return f"keys {ranges(keys, k_len)}" if keys else "no key"
 
 
 def share(wrong: torch.Tensor) -> str:
@@ -93,15 +100,105 @@ def query_heads_read_their_group(kernel: Kernel, case: Case) -> None:
     problem = case.problem
     kernel.need(problem)
     call = make_call(problem)
+    if problem.kv_heads > 256:
+        raise NotSupported("more than 256 key heads cannot be told apart in every dtype", declared=True)
+    budget_of(kernel, problem, call)  # scores in range
     heads = torch.arange(problem.kv_heads, dtype=call.value.dtype)  # small integers, exact in every dtype
     value = (heads[None, :, None, None]).expand_as(call.value).contiguous()
     output = kernel(call.but(value=value)).output
     group = problem.q_heads // problem.kv_heads
     expected = torch.arange(problem.q_heads) // group
     read = output.double().round()  # the weights sum to 1 within far less than one half
-    wrong = read != expected[None, :, None, None]
+    wrong = (read != expected[None, :, None, None]) & ~empty_rows(problem, call)[..., None]
     if bool(wrong.any()):
         got = [int(x) if x == x else "NaN" for x in read[0, :, 0, 0].tolist()]
         what = f"query heads 0 to {problem.q_heads - 1} read key heads {got}; they should read {expected.tolist()}"
         rule = "grouped.multi-query" if problem.kv_heads == 1 else "grouped.head-map"
         raise Violation(rule, what, (("pattern", describe(wrong, ("batch", "head", "row", "column"))),))
+
+
+def each_row_reads_the_key_it_asks_for(kernel: Kernel, case: Case) -> None:
+    """Each row asks, by a score far above all others, for one visible key; the value that comes back names batch, head
+    and key."""
+    problem = case.problem
+    kernel.need(problem)
+    call = make_call(problem)
+    visible = visible_set(problem, call)  # (batch, q_heads, q_len, k_len)
+    _, heads, q_len, k_len = visible.shape
+    asked = (torch.arange(q_len)[:, None] * 7 + torch.arange(k_len)).remainder(k_len)  # a different start each row
+    preference = torch.where(visible, asked, -1)
+    wanted = preference.argmax(-1)  # (batch, q_heads, q_len)
+    group = heads // problem.kv_heads
+    key, value = torch.sign(call.key) + (call.key == 0), name_tags(call.value)  # keys of +-1
+    own, expected = (of_wanted(x.expand(problem.batch, -1, -1, -1), wanted, group) for x in (key, value))
+    output = kernel(call.but(query=own * ASKING, key=key, value=value)).output
+    read = output.double().round()
+    wrong = (read != expected) & visible.any(-1)[..., None]
+    if bool(wrong.any()):
+        b, h, row = (int(i) for i in wrong.any(-1).nonzero()[0])
+        got, should = (tag_in_words(t[b, h, row]) for t in (read, expected))
+        what = f"batch {b}, head {h}, row {row} reads {got}; it asks for {should}"
+        pattern = describe(wrong.any(-1), ("batch", "head", "row"))
+        raise Violation("notation.layout", what, (("pattern", pattern),))
+
+
+ASKING = 4.0  # 64 features of +-1: the key asked for scores 32 at the default scale, the others stay far below
+
+
+def of_wanted(x: torch.Tensor, wanted: torch.Tensor, group: int) -> torch.Tensor:
+    """Return for each row the vector of the key that it asks for: (batch, q_heads, q_len, dim)."""
+    return x.repeat_interleave(group, dim=1).gather(2, wanted[..., None].expand(-1, -1, -1, x.shape[-1]))
+
+
+def name_tags(value: torch.Tensor) -> torch.Tensor:
+    """Return values that name their batch entry, head and key in the first columns: small integers, exact in every
+    dtype."""
+    batch, heads, k_len, width = value.shape
+    b, h, j = torch.meshgrid(torch.arange(batch), torch.arange(heads), torch.arange(k_len), indexing="ij")
+    columns = [b, h, j % 100, j // 100] + [j % 10] * max(0, width - 4)
+    return torch.stack(columns[:width], -1).to(value.dtype)
+
+
+def tag_in_words(tag: torch.Tensor) -> str:
+    """Say what the first columns of a value name."""
+    if not bool(tag.isfinite().all()):
+        return "NaN"
+    b, h, low, high = (int(x) for x in tag[:4])
+    return f"key {100 * high + low} of batch {b}, head {h}"
+
+
+def every_feature_of_a_key_counts(kernel: Kernel, case: Case) -> None:
+    """Key j is the unit vector of feature j and row i asks for feature i: the value that comes back names the
+    feature."""
+    problem = case.problem  # q_len = k_len = head_dim
+    kernel.need(problem)
+    call = make_call(problem)
+    size = problem.head_dim
+    unit = torch.eye(size, dtype=call.key.dtype)
+    asking = FEATURE_SCORE * size**0.5
+    query, key = (x.expand(problem.batch, problem.q_heads, size, size).contiguous() for x in (asking * unit, unit))
+    value = (torch.arange(size) % 2).to(unit.dtype)[:, None].expand(problem.batch, problem.q_heads, size, size) * 1.0
+    value = value.contiguous()
+    output = kernel(call.but(query=query, key=key, value=value)).output
+    wrong = (output.double() - value.double()).abs() > 0.25
+    if bool(wrong.any()):
+        features = ranges(sorted(set(wrong.nonzero()[:, 2].tolist())), size)
+        what = f"with head_dim {size}, rows that ask for feature {features} do not get the key that has it"
+        raise Violation("attention.output", what)
+
+
+FEATURE_SCORE = 16.0  # exp(16) is far above 4 * 256 keys
+
+
+def weights_add_up_to_one(kernel: Kernel, case: Case) -> float:
+    """With V = 1 every row that sees a key gives 1, within the budget."""
+    kernel.need(case.problem)
+    call = make_call(case.problem)
+    call = call.but(value=torch.ones_like(call.value))
+    try:
+        return judge_against_reference(kernel, case.problem, call, kernel(call))
+    except Violation as found:
+        if found.rule != "accuracy.output-within-budget":
+            raise
+        what = f"the weights do not add up to 1: {found.what}"
+        raise Violation("softmax.weights", what, found.details, found.error_over_budget) from None

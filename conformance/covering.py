@@ -1,0 +1,149 @@
+"""Options crossed pairwise: a covering array, in which every two values of different options meet in at least one row.
+
+A row is fitted to a kernel before it runs: an option that the kernel does not support falls back, and the rest of the
+row still crosses. What ran is what counts: `coverage` is the share of the possible pairs that met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations, product
+from typing import NamedTuple
+
+from attnspec.spec.capabilities import Capabilities
+from attnspec.spec.problem import Mask, Problem
+
+Row = dict[str, str]
+
+OPTIONS: dict[str, dict[str, dict[str, object]]] = {  # option: value: fields of the problem. The first is the fallback.
+    "dtype": {name: {"dtype": name} for name in ("float32", "bfloat16", "float16", "float64")},
+    "lengths": {
+        f"{q}x{k}": {"q_len": q, "k_len": k} for q, k in ((33, 70), (1, 66), (70, 33), (64, 64), (17, 130), (5, 1))
+    },
+    "heads": {f"{q}/{kv}": {"q_heads": q, "kv_heads": kv} for q, kv in ((2, 2), (6, 2), (4, 1), (1, 1))},
+    "batch": {
+        "2": {"batch": 2, "kv_batch": 2},
+        "1": {"batch": 1, "kv_batch": 1},
+        "shared": {"batch": 3, "kv_batch": 1},
+    },
+    "dims": {f"{d}/{v}": {"head_dim": d, "value_dim": v} for d, v in ((64, 64), (24, 40), (65, 65), (128, 32), (3, 3))},
+    "mask": {
+        text: {"mask": None if text == "none" else Mask.parse(text)}
+        for text in (
+            "none",
+            "bool.b11k.padding",
+            "bool.bhqk.empty_rows",
+            "bool.qk.leading",
+            "bool.hqk.random",
+            "float.bhqk.random",
+            "float.1h1k.bias",
+            "float.qk.low",
+        )
+    },
+    "causal": {"none": {"causal": None}, "causal": {"causal": "upper_left"}},
+    "scale": {str(scale): {"scale": scale} for scale in (None, -0.7, 0.0, 3.0)},
+    "scores": {str(scores): {"scores": scores} for scores in (1.0, 8.0, 0.125)},
+    "values": {kind: {"values": kind} for kind in ("normal", "uniform", "spiky", "sign_sorted")},
+}
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+@cache
+def array() -> tuple[Problem, ...]:
+    """Return the rows of the covering array, as problems; the same ones everywhere."""
+    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows()))
+
+
+def _rows() -> Iterator[Row]:
+    """Yield rows, greedily: each begins with a pair that is still missing and takes, option by option, the value that
+    meets the most missing pairs."""
+    missing = set(all_pairs())
+    while missing:
+        row: Row = dict(min(missing))
+        for option in sorted(OPTIONS.keys() - row.keys(), key=lambda name: (-len(OPTIONS[name]), name)):
+            row[option] = max(OPTIONS[option], key=lambda value: _met(row, option, value, missing))
+        missing -= set(pairs_of(row))
+        yield row
+
+
+def _met(row: Row, option: str, value: str, missing: set[Pair]) -> int:
+    return sum(_pair((option, value), other) in missing for other in row.items())
+
+
+def all_pairs() -> Iterator[Pair]:
+    """Yield every pair of values of two options."""
+    for a, b in combinations(sorted(OPTIONS), 2):
+        yield from (_pair((a, x), (b, y)) for x, y in product(OPTIONS[a], OPTIONS[b]))
+
+
+def pairs_of(row: Row) -> Iterator[Pair]:
+    """Yield the pairs that meet in a row."""
+    return (_pair(a, b) for a, b in combinations(row.items(), 2))
+
+
+def _pair(a: tuple[str, str], b: tuple[str, str]) -> Pair:
+    return (a, b) if a < b else (b, a)
+
+
+def problem_of(row: Row) -> Problem:
+    """Return the problem that a row describes."""
+    fields: dict[str, object] = {}
+    for option, value in row.items():
+        fields |= OPTIONS[option][value]
+    return Problem(**fields)  # type: ignore[arg-type]
+
+
+def row_of(problem: Problem) -> Row:
+    """Return the values of a problem by option; options that have a value of none of them are left out."""
+    row = {}
+    for option, values in OPTIONS.items():
+        for value, fields in values.items():
+            shown = {name: getattr(problem, name) for name in fields}
+            if shown.get("causal"):
+                shown["causal"] = "upper_left"  # either corner is the option's one value
+            if shown == fields:
+                row[option] = value
+                break
+    return row
+
+
+def fallbacks(problem: Problem) -> Iterator[Problem]:
+    """Yield the problem, then with one option after another fallen back, then with two, so that something of it
+    runs."""
+    yield problem
+    row = row_of(problem)
+    changes = []
+    for option in ("dims", "batch", "heads", "mask", "causal", "scale", "dtype"):
+        first = next(iter(OPTIONS[option]))
+        if row.get(option) != first:
+            changes.append(OPTIONS[option][first])
+    for count in (1, 2, 3):
+        for chosen in combinations(changes, count):
+            fields: dict[str, object] = {}
+            for change in chosen:
+                fields |= change
+            yield problem.but(**fields)
+
+
+class Pairs(NamedTuple):
+    """Pairs of values of two options: how many met, and how many are possible."""
+
+    pairs_met: int
+    pairs_possible: int
+
+
+def coverage(ran: list[Problem], capabilities: Capabilities) -> Pairs:
+    """Return how many pairs met in what ran, and how many are possible within the capabilities."""
+    met = {pair for problem in ran for pair in pairs_of(row_of(problem))}
+    possible = {pair for pair in all_pairs() if _possible(pair, capabilities)}
+    return Pairs(len(met & possible), len(possible))
+
+
+def _possible(pair: Pair, capabilities: Capabilities) -> bool:
+    """Whether the kernel supports the two values together, everything else at its first value."""
+    first = {option: next(iter(values)) for option, values in OPTIONS.items()}
+    problem = problem_of(first | dict(pair))
+    if problem.causal:
+        problem = problem.but(causal=capabilities.causal_alignment)
+    return capabilities.lacks(problem) is None

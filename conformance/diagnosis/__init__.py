@@ -1,0 +1,5 @@
+"""Diagnosis: which known mistake reproduces a kernel's wrong result.
+
+`steps` is attention as a chain of replaceable steps; `mistakes` is the catalogue, each mistake one replaced step;
+`fit` decides whether a mistake reproduces a result; `diagnose` puts a name to a failing case.
+"""

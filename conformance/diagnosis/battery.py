@@ -1,0 +1,46 @@
+"""A battery of small problems that tell mistakes apart which one failing case does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from attnspec.spec.capabilities import Capabilities
+from attnspec.spec.problem import Mask, Problem
+
+LENGTHS = ((19, 121), (121, 37), (33, 33), (37, 70), (37, 150))  # no multiple of any tile, and beyond the largest
+HEAD_DIMS = (20, 36, 72, 100)  # that pad to different multiples
+LOW = ("low", "sentinel")  # biases below the usual finite stand-ins for -inf
+SCORE_SIZES = (4.0, 100.0, 1e6, 1e11)  # up to below those stand-ins, and beyond the range of an exponential
+
+
+def battery(case: Problem, capabilities: Capabilities) -> Iterator[Problem]:
+    """Return the problems that lie within a kernel's capabilities, of a case's dtype; those like the case first."""
+    likely = list(_problems(case, capabilities.causal_alignment))
+    wanted = case.features()
+    likely.sort(key=lambda problem: len(problem.features() ^ wanted))  # stable: else in the order below
+    for problem in (case.but(seed=case.seed + 1), *likely):
+        if capabilities.lacks(problem) is None:
+            yield problem
+
+
+def _problems(case: Problem, corner: str) -> Iterator[Problem]:
+    base = Problem(q_len=19, k_len=77, head_dim=case.head_dim, batch=2, q_heads=2, dtype=case.dtype, seed=7)
+    for (q_len, k_len), causal in product(LENGTHS, (None, corner)):
+        yield base.but(q_len=q_len, k_len=k_len, causal=causal)
+    for kind, content, causal in product(("bool", "float"), ("random", "empty_rows"), (None, corner)):
+        yield base.but(mask=Mask(kind, "bhqk", content), causal=causal)
+        yield base.but(mask=Mask(kind, "hqk", content), causal=causal, q_len=45, k_len=45)
+    yield base.but(mask=Mask("bool", "b11k", "padding"), batch=3)
+    yield base.but(mask=Mask("float", "qk", "bias"), scale=-0.7)
+    for causal, mask in product((None, corner), (None, Mask("bool", "bhqk", "random"))):
+        yield base.but(q_heads=6, kv_heads=2, causal=causal, mask=mask)
+    for scale in (-0.7, 0.0, 0.3):
+        yield base.but(scale=scale)
+    yield base.but(value_dim=24 if case.head_dim != 24 else 40)
+    for head_dim in HEAD_DIMS:
+        yield base.but(head_dim=head_dim)
+    for scores, causal in product(SCORE_SIZES, (None, corner)):
+        yield base.but(scores=scores, causal=causal)
+    for content in LOW:
+        yield base.but(mask=Mask("float", "bhqk", content), causal=corner)

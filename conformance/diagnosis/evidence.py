@@ -1,0 +1,157 @@
+"""Evidence: a call, what the kernel made of it, and how far an honest kernel might be off."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from attnspec.conformance.budget import Budget, arithmetic_of
+from attnspec.conformance.case import Case
+from attnspec.conformance.catalogue import BY_NAME
+from attnspec.conformance.comparison import Comparison, compare
+from attnspec.conformance.diagnosis.steps import Steps, Trace, attend
+from attnspec.conformance.kernel import Kernel
+from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.conformance.row_errors import lse_error, output_error
+from attnspec.conformance.rows import Rows, score_ties
+from attnspec.spec.call import Call, Result
+from attnspec.spec.dtypes import FLOAT32, FLOAT64, Format, format_of
+
+LARGEST = 2**20  # elements of all scores or all keys of a call: beyond, the catalogue takes too long
+LSE_STORE = 4  # unit roundoffs of the lse's own format, whatever number it holds
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A call and a kernel's result. corner: where its right triangle is aligned; accuracy: the kernel's class; judged:
+    what the predictions so far have come to, since many forms of a mistake predict the same."""
+
+    call: Call
+    result: Result
+    corner: str
+    accuracy: str
+    judged: list[tuple[Result, bool, Any]] = field(default_factory=list, compare=False)
+
+    @cached_property
+    def truth(self) -> Trace:
+        """What is right."""
+        return attend(self.call, self.corner, Steps())
+
+    @cached_property
+    def budget(self) -> Budget:
+        """How far an honest kernel may be off; twice as far for float64, where the truth is no better."""
+        return budget_of(self.truth, self.call, self.accuracy, 2 if self.call.query.dtype == torch.float64 else 1)
+
+    @cached_property
+    def of_output(self) -> Comparison:
+        """The output, compared with the truth."""
+        return compare(
+            self.result.output, self.truth.result.output, self.budget.output, format_of(self.call.query.dtype)
+        )
+
+    @cached_property
+    def of_lse(self) -> Comparison | None:
+        """The lse, compared with the truth; None where there is none."""
+        truth = self.truth.result.lse
+        if self.result.lse is None or truth is None:
+            return None
+        return compare(self.result.lse, truth, self.budget.lse, lse_format(self.call))
+
+    @cached_property
+    def wrong(self) -> bool:
+        """Whether the kernel is off by more than an honest one may be."""
+        return not (self.of_output.holds and (self.of_lse is None or self.of_lse.holds))
+
+    @property
+    def size(self) -> int:
+        """The number of scores."""
+        batch, heads, q_len, _ = self.call.query.shape
+        return batch * heads * q_len * self.call.key.shape[2]
+
+
+def lse_format(call: Call) -> Format:
+    """The format of the lse of a call."""
+    return FLOAT64 if call.query.dtype == torch.float64 else FLOAT32
+
+
+def usable(call: Call) -> bool:
+    """Whether a call can tell mistakes apart: not empty, not huge, and finite, since NaN hides everything."""
+    tensors = (call.query, call.key, call.value)
+    if any(x.numel() == 0 or x.numel() > LARGEST for x in tensors):
+        return False
+    if call.query.shape[:3].numel() * call.key.shape[2] > LARGEST:
+        return False
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def budget_of(trace: Trace, call: Call, accuracy: str, slack: float) -> Budget:
+    """Return `slack` times the error budget of a kernel that takes these steps, right or wrong ones, on this call.
+
+    The weights need not sum to 1: the budget is that of the normalised ones, times their sum. Chapter "accuracy".
+    """
+    batch, heads, q_len, _ = trace.weights.shape
+    total = trace.weights.nan_to_num(0.0).sum(-1, keepdim=True)  # (batch, q_heads, q_len, 1)
+    rows = rows_of(trace, call, accuracy, total)
+    ties = score_ties(rows)
+    output = output_error(rows, ties).reshape(batch, heads, q_len, -1) * total.clamp_min(1.0)
+    stored = LSE_STORE * lse_format(call).unit_roundoff
+    lse = lse_error(rows, ties).reshape(batch, heads, q_len)
+    if trace.result.lse is not None:
+        lse = lse + stored * trace.result.lse.nan_to_num(0.0, 0.0, 0.0).abs() * (slack > 1)
+    return Budget(slack * output.nan_to_num(0.0), slack * lse.nan_to_num(0.0))
+
+
+def rows_of(trace: Trace, call: Call, accuracy: str, total: torch.Tensor) -> Rows:
+    """Return all rows of all heads as one block; total: sum of the weights, (batch, q_heads, q_len, 1)."""
+    p = torch.where(total > 0, trace.weights.nan_to_num(0.0) / total.clamp_min(1e-300), 0.0).flatten(0, 1)
+    seen = trace.visible.flatten(0, 1)
+    s, z = (torch.where(seen, x.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0), 0.0) for x in (trace.scaled, trace.biased))
+    top = torch.where(seen, z, -torch.inf).amax(-1, keepdim=True)
+    query, key, value = (x.flatten(0, 1) for x in (trace.query, trace.key, trace.value))
+    v = torch.where((p > 0).any(-2)[..., None], value, 0.0)
+    unit = v.abs().amax((-1, -2), keepdim=True)
+    unit = torch.where(unit > 0, unit, 1.0)
+    log_sum = torch.zeros_like(top) if trace.result.lse is None else trace.result.lse.flatten(0, 1)[..., None]
+    return Rows(
+        s=s,
+        z=z,
+        p=p,
+        v=v / unit,
+        o=p @ (v / unit),
+        norm=torch.where(seen, abs(trace.scale) * torch.sqrt(query**2 @ (key**2).transpose(-1, -2)), 0.0).nan_to_num(),
+        unit=unit,
+        top=torch.where(top == -torch.inf, 0.0, top),
+        lse=torch.where(seen.any(-1, keepdim=True), log_sum, 0.0).nan_to_num(0.0, 0.0, 0.0),
+        count=(p > 0).sum(-1, keepdim=True, dtype=torch.float64),
+        biased=call.attn_mask is not None and call.attn_mask.dtype != torch.bool,
+        scale=trace.scale,
+        head_dim=call.query.shape[-1],
+        arithmetic=arithmetic_of(format_of(call.query.dtype), accuracy),
+    )
+
+
+@dataclass(frozen=True)
+class Recorder(Kernel):
+    """A kernel that keeps what it is asked and what it answers."""
+
+    log: list[tuple[Call, Result]] = field(default_factory=list, compare=False)
+
+    def returned(self, call: Call) -> Result:
+        """As `Kernel.returned`; the call is kept as it was before, the result as it was when it came."""
+        tensors = {f.name: getattr(call, f.name) for f in fields(call)}
+        kept = call.but(**{n: x.detach().cpu().clone() for n, x in tensors.items() if isinstance(x, torch.Tensor)})
+        result = super().returned(call)
+        self.log.append((kept, Result(*(None if x is None else x.detach().cpu().clone() for x in result))))  # type: ignore[arg-type]
+        return result
+
+
+def replayed(kernel: Kernel, case: Case) -> list[tuple[Call, Result]]:
+    """Run a case's check once more and return every call that it made, with the kernel's result."""
+    recorder = Recorder(**{f.name: getattr(kernel, f.name) for f in fields(Kernel)})
+    with torch.no_grad(), suppress(Violation, NotSupported):
+        BY_NAME[case.check].body(recorder, case)
+    return recorder.log

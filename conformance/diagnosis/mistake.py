@@ -1,0 +1,96 @@
+"""A known mistake: its name, what it is in a sentence, and the steps that it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from attnspec.conformance.diagnosis.steps import Steps
+from attnspec.spec.call import Call
+
+TILES = (16, 32, 64, 128)  # of keys or rows: what kernels are written with
+DIM_MULTIPLES = (8, 16, 32, 64)  # that kernels pad or cut a head dimension to
+
+
+def any_call(call: Call) -> bool:
+    """Every call shows the mistake."""
+    return True
+
+
+def causal(call: Call) -> bool:
+    """The call is causal."""
+    return call.is_causal
+
+
+def masked(call: Call) -> bool:
+    """The call has an `attn_mask`."""
+    return call.attn_mask is not None
+
+
+def bool_masked(call: Call) -> bool:
+    """The call has a boolean `attn_mask`."""
+    return call.attn_mask is not None and call.attn_mask.dtype == torch.bool
+
+
+def biased(call: Call) -> bool:
+    """The call has an additive `attn_mask`."""
+    return masked(call) and not bool_masked(call)
+
+
+def causal_and_masked(call: Call) -> bool:
+    """The call is causal and has an `attn_mask`."""
+    return causal(call) and masked(call)
+
+
+def hiding(call: Call) -> bool:
+    """The call can hide keys."""
+    return causal(call) or masked(call)
+
+
+def scaled(call: Call) -> bool:
+    """The call has an explicit scale."""
+    return call.scale is not None
+
+
+def grouped(call: Call) -> bool:
+    """The call has fewer key heads than query heads."""
+    return call.query.shape[1] != call.key.shape[1]
+
+
+def many_heads(call: Call) -> bool:
+    """The call has more than one key head."""
+    return call.key.shape[1] > 1
+
+
+def batched(call: Call) -> bool:
+    """The call has keys of more than one batch element."""
+    return call.key.shape[0] > 1
+
+
+def with_lse(call: Call) -> bool:
+    """The call asks for the lse."""
+    return call.return_lse
+
+
+def hiding_with_lse(call: Call) -> bool:
+    """The call can hide keys and asks for the lse."""
+    return hiding(call) and with_lse(call)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A known mistake in one form.
+
+    name: a slug, shared by the forms of one mistake. sentence: what the kernel does, to be read after the name. needs:
+    whether a call can show it. form: what tells this form from the others of the name, such as the size of a tile.
+    rounds: a lack of precision, whose results depend on the order of operations in a few elements.
+    """
+
+    name: str
+    sentence: str
+    needs: Callable[[Call], bool]
+    steps: Steps
+    form: str = ""
+    rounds: bool = False

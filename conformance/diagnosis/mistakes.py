@@ -1,0 +1,11 @@
+"""The catalogue of known mistakes, the likeliest first: of several that fit equally, the first is named."""
+
+from __future__ import annotations
+
+from attnspec.conformance.diagnosis.hiding import HIDING
+from attnspec.conformance.diagnosis.mistake import Mistake
+from attnspec.conformance.diagnosis.reading import READING
+from attnspec.conformance.diagnosis.rounding import ROUNDING
+from attnspec.conformance.diagnosis.weighing import WEIGHING
+
+CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WEIGHING, *READING, *ROUNDING)

@@ -1,0 +1,164 @@
+"""Attention in float64 as a chain of named steps, each of which can be replaced: a mistake is one replaced step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from attnspec.reference import grouped_heads, masks
+from attnspec.reference import softmax as plain
+from attnspec.spec.call import Call, Result
+
+Shape = tuple[int, int, int, int]
+
+
+class NoPrediction(Exception):
+    """The mistake does not say what comes of this call: a kernel that makes it may do anything here."""
+
+
+def scale(call: Call) -> float:
+    """The scale of a call. Rules: `attention.scale-default`, `attention.scale-explicit`."""
+    return default_scale(call) if call.scale is None else call.scale
+
+
+def default_scale(call: Call) -> float:
+    """1 / sqrt(head_dim)."""
+    return 1 / math.sqrt(call.query.shape[-1])
+
+
+def inputs(call: Call) -> Call:
+    """The tensors as the kernel takes them in."""
+    return call
+
+
+def heads(x: torch.Tensor, q_heads: int) -> torch.Tensor:
+    """Keys or values (batch, kv_heads, k_len, dim), one head for every query head. Rule: `grouped.head-map`."""
+    return grouped_heads.expand(x, q_heads)
+
+
+def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
+    """Scaled scores (batch, q_heads, q_len, k_len). Rule: `attention.output`."""
+    return scale * (query @ key.transpose(-1, -2))
+
+
+def mask(call: Call, shape: Shape) -> torch.Tensor | None:
+    """The `attn_mask`, broadcast to (batch, q_heads, q_len, k_len). Rule: `mask.broadcast`."""
+    return None if call.attn_mask is None else masks.broadcast(call.attn_mask, shape)
+
+
+def bias(mask: torch.Tensor, scale: float) -> torch.Tensor | float:
+    """What a mask adds to the scaled scores; hidden slots add nothing. Rule: `mask.additive`."""
+    return 0.0 if mask.dtype == torch.bool else torch.where(mask == -torch.inf, 0.0, mask.double())
+
+
+def kept(mask: torch.Tensor) -> torch.Tensor:
+    """The slots that a mask lets take part, bool. Rules: `mask.bool`, `mask.additive`."""
+    return mask if mask.dtype == torch.bool else mask != -torch.inf
+
+
+def triangle(row: torch.Tensor, key: torch.Tensor, offset: int) -> torch.Tensor:
+    """The slots that `is_causal` lets take part, bool; offset: k_len - q_len for the lower right corner, else 0.
+
+    row: (q_len, 1) and key: (k_len,) are positions. Rules: `mask.causal-upper-left`, `mask.causal-lower-right`.
+    """
+    return key <= row + offset
+
+
+def visible(kept: torch.Tensor | None, triangle: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+    """The visible set; slots: all of them, bool (batch, q_heads, q_len, k_len). Rule: `mask.combine`."""
+    for seen in (kept, triangle):
+        slots = slots if seen is None else slots & seen
+    return slots
+
+
+def hide(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """The scores, -inf where a slot is hidden."""
+    return torch.where(visible, scores, -torch.inf)
+
+
+def weights(scores: torch.Tensor) -> torch.Tensor:
+    """The weights. Rules: `softmax.weights`, `mask.fully-masked-row`."""
+    return plain.softmax(scores, scores != -torch.inf)
+
+
+def lse(scores: torch.Tensor) -> torch.Tensor:
+    """The log of the sum of exponentials, (batch, q_heads, q_len). Rules: `softmax.lse`, `softmax.lse-empty-row`."""
+    return plain.lse(scores, scores != -torch.inf)
+
+
+def output(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The sum of the values by their weights, (batch, q_heads, q_len, value_dim). Rule: `attention.output`."""
+    return weights @ value
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps in the order in which they are taken; by default the right ones."""
+
+    scale: Callable[[Call], float] = scale
+    inputs: Callable[[Call], Call] = inputs
+    key_heads: Callable[[torch.Tensor, int], torch.Tensor] = heads
+    value_heads: Callable[[torch.Tensor, int], torch.Tensor] = heads
+    scores: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = scores
+    mask: Callable[[Call, Shape], torch.Tensor | None] = mask
+    bias: Callable[[torch.Tensor, float], torch.Tensor | float] = bias
+    kept: Callable[[torch.Tensor], torch.Tensor] = kept
+    triangle: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = triangle
+    visible: Callable[[torch.Tensor | None, torch.Tensor | None, torch.Tensor], torch.Tensor] = visible
+    hide: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = hide
+    weights: Callable[[torch.Tensor], torch.Tensor] = weights
+    lse: Callable[[torch.Tensor], torch.Tensor] = lse
+    output: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = output
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the steps gave, all float64 but `visible`.
+
+    query, key, value: (batch, q_heads, length, dim). scaled, biased: scores (batch, q_heads, q_len, k_len) before and
+    after the bias; visible, weights: of the same shape. output: (batch, q_heads, q_len, value_dim); lse: (batch,
+    q_heads, q_len).
+    """
+
+    call: Call
+    scale: float
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scaled: torch.Tensor
+    biased: torch.Tensor
+    visible: torch.Tensor
+    weights: torch.Tensor
+    result: Result
+
+
+def attend(call: Call, corner: str, steps: Steps) -> Trace:
+    """Take the steps on a call; corner: `upper_left` or `lower_right`, where a right triangle is aligned.
+
+    Raises NoPrediction where a replaced step does not say what comes of the call.
+    """
+    scale = steps.scale(call)
+    offset = call.key.shape[2] - call.query.shape[2] if corner == "lower_right" else 0
+    call = steps.inputs(call)
+    batch, q_heads, q_len, _ = call.query.shape
+    query = call.query.double()
+    key = steps.key_heads(call.key.double(), q_heads).expand(batch, -1, -1, -1)
+    value = steps.value_heads(call.value.double(), q_heads).expand(batch, -1, -1, -1)
+    k_len = key.shape[2]
+    shape = (batch, q_heads, q_len, k_len)
+    scaled = steps.scores(query, key, scale)
+    mask = steps.mask(call, shape)
+    biased = scaled if mask is None else scaled + steps.bias(mask, scale)
+    positions = torch.arange(q_len)[:, None], torch.arange(k_len)
+    seen = steps.visible(
+        None if mask is None else steps.kept(mask),
+        steps.triangle(*positions, offset) if call.is_causal else None,
+        torch.ones(shape, dtype=torch.bool),
+    )
+    hidden = steps.hide(biased, seen)
+    weights = steps.weights(hidden)
+    result = Result(steps.output(weights, value), steps.lse(hidden))
+    return Trace(call, scale, query, key, value, scaled, biased, seen, weights, result)

@@ -1,0 +1,24 @@
+"""Kernels with one planted fault each, a table a family, and the command that runs the suite on them: kill_matrix."""
+
+from __future__ import annotations
+
+from mutants import causal, dispatch, heads, lse, masks, memory, precision, results, scale, softmax, tiles
+from mutants.house import Mutant
+
+FAMILIES: dict[str, tuple[Mutant, ...]] = {
+    module.__name__.rpartition(".")[2]: module.MUTANTS
+    for module in (causal, masks, heads, scale, softmax, lse, tiles, precision, memory, results, dispatch)
+}
+
+
+def all_mutants() -> tuple[Mutant, ...]:
+    """Return every mutant, family by family."""
+    return tuple(mutant for table in FAMILIES.values() for mutant in table)
+
+
+def mutant_named(name: str) -> Mutant:
+    """Return one mutant. Raises SystemExit that lists the names."""
+    named = {mutant.name: mutant for mutant in all_mutants()}
+    if name not in named:
+        raise SystemExit(f"no mutant is called {name!r}; use one of:\n" + "\n".join(named))
+    return named[name]
