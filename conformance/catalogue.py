@@ -84,6 +84,9 @@ PLAIN, MASKED = ("core", "half"), ("core", "masks")
 ANY = ("core", "masks", "grouped", "half", "double")
 LAYOUTS, ALIAS = ("contract.layouts",), ("contract.no-alias",)
 
+OFFSETS = ("attention.output", *LAYOUTS)
+TEMPERATURE = ("accuracy.temperature", "accuracy.output-within-budget")
+
 CHECKS = (
     Check("visible_set_is_exact", "probes", "probe", (), problems.visible_sets),
     Check("query_heads_read_their_group", "probes", "probe", ("grouped.head-map",), problems.head_maps),
@@ -98,11 +101,12 @@ CHECKS = (
     Check("new_content_of_old_memory_is_seen", "memory", "contract", LAYOUTS, problems.plain),
     Check("storage_layout_does_not_matter", "memory", "contract", LAYOUTS, problems.plain),
     Check("expanded_storage_does_not_matter", "memory", "contract", LAYOUTS, problems.plain),
-    Check("offsets_beyond_31_bits_are_reached", "memory", "contract", LAYOUTS, problems.far_apart),
+    Check("offsets_beyond_31_bits_are_reached", "memory", "contract", OFFSETS, problems.far_apart),
     Check("zero_lengths_give_zero_or_nothing", "contract", "contract", ("attention.zero-length",), problems.empties),
     Check("impossible_calls_are_refused", "contract", "contract", ("contract.refusal",), problems.refusable),
     Check("hidden_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), problems.hiding),
     Check("unseen_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), ANY),
+    Check("hidden_bias_has_no_influence", "laws", "law", ("mask.bias-then-mask",), problems.biased_triangles),
     Check("visible_nan_comes_through", "laws", "law", ("mask.visible-nan",), problems.plain),
     Check("hidden_nan_stays_out", "laws", "law", ("mask.hidden-nan",), problems.hiding),
     Check("output_lies_between_the_visible_values", "relations", "law", ("softmax.weights",), MASKED),
@@ -121,7 +125,7 @@ CHECKS = (
     Check("options_combine", "regimes", "regime", ("accuracy.output-within-budget",), problems.crossed),
     Check("output_stays_within_budget", "regimes", "regime", ("accuracy.output-within-budget",), problems.regimes),
     Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, return_lse=True),
-    Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", ("accuracy.temperature",), problems.trends),
+    Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", TEMPERATURE, problems.trends),
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),
 )
 BY_NAME = {check.name: check for check in CHECKS}

@@ -39,7 +39,8 @@ StoredFolder = Annotated[Path | None, typer.Argument(help="A folder of vectors; 
 
 def main() -> None:
     """Run the command line; the entry point of the command `attnspec`."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started this in the background, deaf to SIGINT
+        signal.signal(number, _interrupt)
     try:
         app()
     except InputError as error:

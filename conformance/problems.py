@@ -58,6 +58,7 @@ def lookups(level: str) -> Iterator[Problem]:
         yield base.but(causal=causal)
         yield base.but(causal=causal, q_len=70, k_len=33)
     yield base.but(q_heads=6, kv_heads=2)
+    yield base.but(q_len=3)  # as many rows as heads
     yield base.but(q_heads=8, kv_heads=1, k_len=130)
     yield base.but(mask=Mask("bool", "bhqk", "random"), q_heads=4, kv_heads=2)
     yield base.but(mask=Mask("bool", "b11k", "padding"), k_len=131)
@@ -124,10 +125,22 @@ def plain(level: str) -> Iterator[Problem]:
     yield base.but(q_len=29, causal="lower_right")
     yield base.but(mask=Mask("bool", "bhqk", "random"), q_heads=6)
     yield base.but(dtype="float16", mask=Mask("float", "11qk", "random"))
+    yield base.but(mask=Mask("bool", "bhqk", "leading"), q_len=29, causal="upper_left")
+    yield base.but(q_len=1, k_len=1)
+    yield base.but(mask=Mask("float", "bhqk", "empty_rows"))
+    yield base.but(scale=0.0)
     if level == "full":
         for dtype, length in product(DTYPES, (1, 64, 130)):
             yield base.but(dtype=dtype, q_len=length, k_len=length + 5)
             yield base.but(dtype=dtype, k_len=length, q_len=length + 5, mask=Mask("bool", "b11k", "padding"))
+
+
+def biased_triangles(level: str) -> Iterator[Problem]:
+    """An additive mask together with the causal triangle."""
+    base = Problem(q_len=33, k_len=70, head_dim=32, q_heads=2, mask=Mask("float", "bhqk", "bias"), seed=1)
+    for causal, dtype in product(CORNERS, DTYPES if level == "full" else DTYPES[:2]):
+        yield base.but(causal=causal, dtype=dtype)
+        yield base.but(causal=causal, dtype=dtype, q_len=70)
 
 
 def empties(level: str) -> Iterator[Problem]:
@@ -198,6 +211,9 @@ def score_regimes() -> Iterator[Problem]:
     yield base.but(mask=Mask("float", "1hqk", "low"), q_heads=2)
 
 
+ROUNDED_TWICE = "q=256/k=4/d=16/dv=64/dtype=bfloat16/scores=3/values=sign_sorted/seed=318419"  # found by search
+
+
 def long_and_crossed() -> Iterator[Problem]:
     """Options beyond the first tiles and crossed: paths that only long, grouped, narrow or one-row calls take."""
     base = Problem(q_len=260, k_len=260, head_dim=64, seed=3)
@@ -222,6 +238,9 @@ def long_and_crossed() -> Iterator[Problem]:
     yield base.but(batch=5, q_heads=20, q_len=9, k_len=9, head_dim=8, causal="upper_left")
     yield base.but(q_len=1, k_len=2600)
     yield base.but(q_len=200, k_len=1)
+    yield base.but(q_len=1, k_len=33000, head_dim=8)  # indices beyond 15 bits
+    yield base.but(q_len=33000, k_len=3, head_dim=8)
+    yield Problem.parse(ROUNDED_TWICE)
     for dtype in DTYPES[:3]:
         yield base.but(dtype=dtype, q_len=4, k_len=33, head_dim=16, mask=Mask("float", "qk", "low_rows"), scores=0.0)
 

@@ -19,7 +19,6 @@ def rules_of(p: Problem) -> tuple[str, ...]:
         "mask.finite-bias": finite,
         "mask.bias-then-mask": biased and p.causal is not None,
         "mask.hidden-values": p.values == "spiky" and hides_keys(p),
-        "softmax.any-finite-score": finite or p.scores > 1 or abs(p.scale or 0) > 1,
     }
     special = (rule for rule, holds in table.items() if holds)
     return tuple(sorted({*ALWAYS, *rules_exercised(p, return_lse=True), *special}))

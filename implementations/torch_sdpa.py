@@ -6,6 +6,8 @@ function returns no lse, so none of them declares `return_lse`. A wrong answer i
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -46,7 +48,8 @@ class TorchSdpa:
         Arguments: `attnspec.spec.call.Call`. Rule: `attention.output`. Source: PyTorch's
         documentation of `torch.nn.functional.scaled_dot_product_attention`.
         """
-        with sdpa_kernel(self.kernel):
+        with sdpa_kernel(self.kernel), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # why a kernel is not used: the exception that follows is enough
             return scaled_dot_product_attention(
                 query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )

@@ -11,6 +11,8 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
     mask = p.mask
     causal_rule = f"mask.causal-{(p.causal or 'upper_left').replace('_', '-')}"
     empties = mask is not None and mask.content in ("empty_rows", "empty_head")
+    unusual_scale = p.scale is not None and (p.scale < 0 or p.scale > 1)
+    low_bias = mask is not None and mask.kind == "float" and mask.content in ("low", "sentinel", "low_rows")
     tall = p.causal == "lower_right" and p.q_len > p.k_len
     table = {
         "attention.zero-length": p.k_len == 0 or p.q_len == 0,
@@ -18,12 +20,14 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "mask.fully-masked-row": empties or tall,
         "mask.combine": mask is not None and p.causal is not None,
         causal_rule: p.causal is not None,
-        "mask.key-padding": mask is not None and mask.content == "padding",
+        "mask.key-padding": mask is not None and (mask.content == "padding" or mask[:2] == ("bool", "b11k")),
         "mask.bool": mask is not None and mask.kind == "bool",
         "mask.additive": mask is not None and mask.kind == "float",
         "mask.broadcast": mask is not None and mask.shape != "bhqk",
         "grouped.multi-query": p.kv_heads == 1 < p.q_heads,
         "grouped.head-map": p.kv_heads != p.q_heads,
+        "softmax.any-finite-score": p.shift != 0 or p.scores > 1 or low_bias or unusual_scale,
+        "accuracy.overflow": p.values == "huge",
         "attention.scale-explicit": p.scale is not None,
         "attention.value-dim": p.value_dim != p.head_dim,
         "attention.kv-broadcast": p.kv_batch != p.batch,

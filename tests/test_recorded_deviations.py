@@ -16,7 +16,13 @@ from attnspec.conformance.targets import resolve
 from attnspec.implementations.registry import EXPECTATIONS, backend_names
 
 UPSTREAM = Path(__file__).parent / "upstream"
-SCRIPTS = {"torch_sdpa.flash": ("torch_flash_causal_scale.py", "torch_flash_key_and_value_lengths.py")}
+SCRIPTS = {
+    "torch_sdpa.flash": (
+        "torch_flash_causal_scale.py",
+        "torch_flash_key_and_value_lengths.py",
+        "torch_flash_swallows_nan.py",
+    )
+}
 FILES = sorted(EXPECTATIONS.glob("*.json"))
 
 

@@ -54,6 +54,21 @@ def unseen_keys_have_no_influence(kernel: Kernel, case: Case) -> None:
         raise Violation("mask.hidden-values", f"{what} change rows {rows}, which see none of them")
 
 
+def hidden_bias_has_no_influence(kernel: Kernel, case: Case) -> None:
+    """A large finite bias in slots that the causal triangle hides changes no bit of the output."""
+    kernel.need(case.problem)
+    call = make_call(case.problem)
+    assert call.attn_mask is not None, "problems with an additive mask"
+    mask = call.attn_mask.expand(*visible_set(case.problem, call).shape).clone()
+    hidden = ~visible_set(case.problem, call.but(attn_mask=None))
+    raised = mask.masked_fill(hidden, LARGE_BIAS)
+    before, after = (kernel(call.but(attn_mask=each)).output for each in (mask, raised))
+    same_bits("mask.bias-then-mask", "a bias in slots that the triangle hides changes the output", before, after)
+
+
+LARGE_BIAS = 10000.0  # above every visible score, finite in float16
+
+
 def hidden_nan_stays_out(kernel: Kernel, case: Case) -> None:
     """Where `contains_nan` is declared, NaN in keys and values that no row sees does not come through."""
     if not kernel.capabilities.contains_nan:
@@ -92,6 +107,8 @@ def visible_nan_comes_through(kernel: Kernel, case: Case) -> None:
         ("key", (0, 0, key, 0), sees),
         ("query", (0, 0, row, 0), own_row),
     ):
+        if problem.scale == 0 and name != "value":
+            continue  # 0 * NaN: a matrix product with factor 0 need not read its operands
         tensor = getattr(call, name).clone()
         tensor[at] = torch.nan
         may_differ = torch.zeros_like(blind) if name == "query" else blind

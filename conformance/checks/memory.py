@@ -96,18 +96,32 @@ LAYOUTS = (length_first, gapped, heads_first, plain_storage)
 
 
 def expanded_storage_does_not_matter(kernel: Kernel, case: Case) -> float:
-    """One head of keys and values expanded over the heads (stride 0) gives the result of the same heads copied; or is
-    refused."""
+    """One head of keys and values expanded over the heads (stride 0), and every other column of a wider storage (a last
+    stride of 2), give the result of the same values in plain storage; or are refused."""
     kernel.need(case.problem)
     call = make_call(case.problem)
     expanded = {name: getattr(call, name)[:, :1].expand_as(getattr(call, name)) for name in ("key", "value")}
-    placed = call.but(**expanded)
-    try:
-        kernel(placed)
-    except (NotSupported, Violation) as refusal:
-        if isinstance(refusal, NotSupported) or refusal.rule == "contract.declared-runs":
-            raise NotSupported(f"expanded storage is refused: {refusal}", declared=True) from None
-    return blaming("with key and value expanded over the heads", kernel, case, placed, call.but(**copied(expanded)))
+    spread = {name: every_other_column(getattr(call, name)) for name in TENSORS}
+    worst, refusals = 0.0, []
+    for how, views in (("key and value expanded over the heads", expanded), ("a last stride of 2", spread)):
+        placed = call.but(**views)
+        try:
+            kernel(placed)
+        except (NotSupported, Violation) as refusal:
+            if isinstance(refusal, NotSupported) or refusal.rule == "contract.declared-runs":
+                refusals.append(refusal)
+                continue
+        worst = max(worst, blaming(f"with {how}", kernel, case, placed, call.but(**copied(views))))
+    if len(refusals) == 2:
+        raise NotSupported(f"expanded storage is refused: {refusals[0]}", declared=True)
+    return worst
+
+
+def every_other_column(x: torch.Tensor) -> torch.Tensor:
+    """The same values in storage twice as wide, NaN between them."""
+    room = torch.full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan, dtype=x.dtype)
+    room[..., ::2] = x
+    return room[..., ::2]
 
 
 def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ import math
 
 import plain
 import torch
-from honest_parts import hide, inputs, result, softmax, wide
+from honest_parts import check_shapes, hide, inputs, result, softmax, wide
 
 from attnspec.spec.capabilities import Capabilities
 
@@ -43,6 +43,7 @@ class AnyOrder:
     capabilities = Capabilities(deterministic=False, refuses=(("is_causal",), ("attn_mask",)))
 
     def __call__(self, query, key, value, scale=None, enable_gqa=False, return_lse=False):
+        check_shapes(query, key, value)
         order = torch.randperm(key.shape[2])
         return plain.attention(query, key[:, :, order], value[:, :, order], scale=scale, return_lse=return_lse)
 

@@ -1,4 +1,4 @@
-"""Powers of 2 instead of e: log2(e) is folded into the scale, and the lse is turned back at the end."""
+"""Powers of 2 instead of e: differences from the maximum are turned to base 2, so that no finite bias overflows."""
 
 import math
 
@@ -17,7 +17,6 @@ def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, en
     q_len, head_dim = query.shape[-2:]
     k_len, value_dim = value.shape[-2:]
     scale = head_dim**-0.5 if scale is None else scale
-    scale_log2 = scale * LOG2_E
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     if attn_mask is not None:
@@ -27,21 +26,21 @@ def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, en
     acc = torch.zeros(*query.shape[:3], value_dim, dtype=wide)
     for start in range(0, k_len, K_TILE):
         keys = torch.arange(start, min(start + K_TILE, k_len))
-        scores = query.to(wide) @ key[:, :, keys].to(wide).transpose(-1, -2) * scale_log2
+        scores = query.to(wide) @ key[:, :, keys].to(wide).transpose(-1, -2) * scale
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask[..., keys], -torch.inf)
         if attn_mask is not None and attn_mask.dtype != torch.bool:
-            scores = scores + attn_mask[..., keys].to(wide) * LOG2_E
+            scores = scores + attn_mask[..., keys].to(wide)
         if is_causal:
             scores = scores.masked_fill(keys > torch.arange(q_len)[:, None], -torch.inf)
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         safe = new_top.masked_fill(new_top == -torch.inf, 0.0)
-        rescale = torch.exp2(top - safe)
-        weights = torch.exp2(scores - safe)
+        rescale = torch.exp2((top - safe) * LOG2_E)
+        weights = torch.exp2((scores - safe) * LOG2_E)
         total = total * rescale + weights.sum(-1, keepdim=True)
         acc = acc * rescale + weights.to(query.dtype).to(wide) @ value[:, :, keys].to(wide)
         top = new_top
     empty = total == 0
     output = (acc / total.masked_fill(empty, 1.0)).to(query.dtype)
-    lse = ((top + torch.log2(total)) / LOG2_E).masked_fill(empty, -torch.inf).squeeze(-1)
+    lse = (top + torch.log2(total) / LOG2_E).masked_fill(empty, -torch.inf).squeeze(-1)
     return (output, lse) if return_lse else output

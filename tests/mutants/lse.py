@@ -20,7 +20,8 @@ RETURN = "return (output, lse) if return_lse else output"
 MUTANTS = (
     Mutant("lse-base-2", "plain", LINE, f"{LINE} * 1.4426950408889634", WRONG_BASE, BASE, "lse-base-2"),
     Mutant("lse-maximum-e-sum-2", "plain", LINE, LINE.replace("log(", "log2("), WRONG_BASE, BASE),
-    Mutant("lse-maximum-2-sum-e", "exp2", "((top + torch.log2(total)) / LOG2_E)", "(top + torch.log2(total) / LOG2_E)",
+    Mutant("lse-maximum-2-sum-e", "exp2", "(top + torch.log2(total) / LOG2_E)",
+           "(top * LOG2_E + torch.log2(total) / LOG2_E)",
            WRONG_BASE, BASE),
     Mutant("lse-of-a-natural-declaration", "declared", "return (output, lse / math.log(2)) if return_lse else output",
            RETURN, WRONG_BASE, BASE,

@@ -20,6 +20,7 @@ from mutants.truth import remembered
 
 SUITE_ERROR = "error of the suite"
 FATES = ("named", "cited", "other", "survived")
+KILLED = ("named", "cited")  # by a check that is there for the mutant's rule
 Finding = tuple[Case, Violation]
 
 
@@ -52,8 +53,8 @@ def fate_of(mutant: Mutant, family: str = "", *, shift: int = 0, thorough: bool 
     """Run the quick cases on a mutant and return its fate.
 
     The cases that enforce the mutant's rule come first, else in the order of the catalogue. The run ends at the first
-    case that names the rule; thorough: only when every check has had all its cases, or has failed and the rule is
-    named. shift: is added to the seed of every case but the golden ones.
+    failing case that enforces the rule; thorough: only when every check has had all its cases, or has failed and the
+    rule is named. shift: is added to the seed of every case but the golden ones.
     """
     began = process_time()
     kernel = kernel_of(mutant)
@@ -69,7 +70,7 @@ def fate_of(mutant: Mutant, family: str = "", *, shift: int = 0, thorough: bool 
             rules[case.check, found.rule] += 1
             how = "named" if found.rule == mutant.rule else "cited" if mutant.rule in case.rules else "other"
             first.setdefault(how, case.id)
-            if how == "named" and not thorough:
+            if how in KILLED and not thorough:
                 break
     how = next((how for how in FATES if how in first), "survived")
     return Fate(mutant.name, family, mutant.rule, how, first.get(how, ""), rules, process_time() - began)
