@@ -83,6 +83,7 @@ KILLERS = {  # check: a mutant of tests/mutants that it kills
     "impossible_calls_are_refused": "heads-rounded-to-a-group",
     "unseen_keys_have_no_influence": "causal-sees-next-key",
     "hidden_nan_stays_out": "hidden-nan-multiplied",
+    "hidden_bias_has_no_influence": "causal-bias-over-sentinel",
     "output_lies_between_the_visible_values": "softmax-unnormalised",
     "order_of_keys_does_not_matter": "first-key-dropped",
     "order_of_heads_does_not_matter": "mask-of-head-0",

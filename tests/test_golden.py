@@ -44,7 +44,7 @@ MUST_RULES = {
     ),
     "softmax": ("weights", "any-finite-score", "lse", "lse-empty-row"),
     "grouped": ("head-map", "multi-query"),
-    "accuracy": ("output-within-budget", "lse-within-budget"),
+    "accuracy": ("output-within-budget", "lse-within-budget", "overflow"),
 }
 SMALL = (
     "causal-lower-right-tall-float32",
