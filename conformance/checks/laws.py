@@ -17,6 +17,7 @@ HIDDEN_KEY_FACTOR = 16.0  # the hidden scores stay finite in float32 for every p
 
 def hidden_keys_have_no_influence(kernel: Kernel, case: Case) -> None:
     """Other finite keys and values in slots that no row sees change no bit of the output."""
+    need_same_bits(kernel)
     kernel.need(case.problem)
     call = make_call(case.problem)
     before = kernel(call).output
@@ -36,6 +37,7 @@ def with_other_hidden_keys(call: Call, visible: torch.Tensor) -> Call:
 def unseen_keys_have_no_influence(kernel: Kernel, case: Case) -> None:
     """Other keys and values wherever one row sees none change no bit of the rows that see none of those keys."""
     problem = case.problem
+    need_same_bits(kernel)
     kernel.need(problem)
     call = make_call(problem)
     visible = visible_set(problem, call)  # (batch, q_heads, q_len, k_len)
@@ -56,6 +58,7 @@ def unseen_keys_have_no_influence(kernel: Kernel, case: Case) -> None:
 
 def hidden_bias_has_no_influence(kernel: Kernel, case: Case) -> None:
     """A large finite bias in slots that the causal triangle hides changes no bit of the output."""
+    need_same_bits(kernel)
     kernel.need(case.problem)
     call = make_call(case.problem)
     assert call.attn_mask is not None, "problems with an additive mask"
@@ -73,6 +76,7 @@ def hidden_nan_stays_out(kernel: Kernel, case: Case) -> None:
     """Where `contains_nan` is declared, NaN in keys and values that no row sees does not come through."""
     if not kernel.capabilities.contains_nan:
         raise NotSupported("contains_nan is not declared", declared=True)
+    need_same_bits(kernel)
     kernel.need(case.problem)
     call = make_call(case.problem)
     hidden = ~keys_seen(call, visible_set(case.problem, call))
@@ -129,6 +133,12 @@ def keys_seen(call: Call, visible: torch.Tensor) -> torch.Tensor:
     batch, q_heads = visible.shape[:2]
     seen = visible.any(2).reshape(batch, kv_heads, q_heads // kv_heads, k_len).any(2)  # (batch, kv_heads, k_len)
     return (seen.any(0, keepdim=True) if kv_batch == 1 else seen)[..., None]
+
+
+def need_same_bits(kernel: Kernel) -> None:
+    """Raise NotSupported for a kernel that may give other bits each time: two runs of it cannot be compared by bits."""
+    if not kernel.capabilities.deterministic:
+        raise NotSupported("deterministic is declared as false", declared=True)
 
 
 def same_bits(rule: str, what: str, before: torch.Tensor, after: torch.Tensor) -> None:
