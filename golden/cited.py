@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from attnspec.spec.exercised import rules_exercised
-from attnspec.spec.problem import Problem
+from attnspec.spec.problem import FINITE_CONTENTS, Problem
 
 ALWAYS = ("notation.dtypes", "softmax.weights", "accuracy.output-within-budget", "accuracy.lse-within-budget")
-FINITE = ("low", "sentinel", "low_rows")  # contents of a float mask that are finite and far below the scores
 
 
 def rules_of(p: Problem) -> tuple[str, ...]:
     """Return the ids of the rules that a kernel must follow to get this problem right, sorted."""
     biased = p.mask is not None and p.mask.kind == "float"
-    finite = biased and p.mask is not None and p.mask.content in FINITE
+    finite = biased and p.mask is not None and p.mask.content in FINITE_CONTENTS
     table = {
         "notation.layout": p.batch > 1 and p.q_heads > 1,
         "notation.shapes": p.q_len != p.k_len,
@@ -26,4 +25,4 @@ def rules_of(p: Problem) -> tuple[str, ...]:
 
 def hides_keys(p: Problem) -> bool:
     """Whether a query may see less than all keys."""
-    return p.causal is not None or (p.mask is not None and p.mask.content not in ("all", "bias", *FINITE))
+    return p.causal is not None or (p.mask is not None and p.mask.content not in ("all", "bias", *FINITE_CONTENTS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnspec.spec.problem import Problem
+from attnspec.spec.problem import FINITE_CONTENTS, Problem
 
 
 def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ...]:
@@ -12,7 +12,7 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
     causal_rule = f"mask.causal-{(p.causal or 'upper_left').replace('_', '-')}"
     empties = mask is not None and mask.content in ("empty_rows", "empty_head")
     unusual_scale = p.scale is not None and (p.scale < 0 or p.scale > 1)
-    low_bias = mask is not None and mask.kind == "float" and mask.content in ("low", "sentinel", "low_rows")
+    low_bias = mask is not None and mask.kind == "float" and mask.content in FINITE_CONTENTS
     tall = p.causal == "lower_right" and p.q_len > p.k_len
     table = {
         "attention.zero-length": p.k_len == 0 or p.q_len == 0,

@@ -30,6 +30,11 @@ MASK_CONTENTS = (
 RANGES = dict.fromkeys(("head_dim", "value_dim", "q_heads", "kv_heads"), (1, 65536))  # field: smallest, largest
 RANGES |= dict.fromkeys(("q_len", "k_len", "batch", "kv_batch"), (0, 65536)) | {"seed": (0, 2**63 - 1)}
 FOLLOWS = {"value_dim": "head_dim", "kv_batch": "batch", "kv_heads": "q_heads"}  # field: the one it defaults to
+FINITE_CONTENTS = (
+    "low",
+    "sentinel",
+    "low_rows",
+)  # of a float mask: finite, so that nothing is hidden
 KEYS = ("normal", "equal", "growing", "falling")
 VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny")
 

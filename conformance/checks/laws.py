@@ -27,10 +27,17 @@ def hidden_keys_have_no_influence(kernel: Kernel, case: Case) -> None:
 
 def with_other_hidden_keys(call: Call, visible: torch.Tensor) -> Call:
     """Return the call with large keys and values of alternating sign where no row of any head sees the key."""
-    hidden = ~keys_seen(call, visible)
+    return with_other_keys(call, ~keys_seen(call, visible))
+
+
+def with_other_keys(call: Call, where: torch.Tensor) -> Call:
+    """Return the call with large keys and values of alternating sign in some slots.
+
+    where: bool, of a shape that broadcasts to (kv_batch, kv_heads, k_len, 1).
+    """
     sign = 1 - 2 * (torch.arange(call.key.shape[2])[:, None] % 2)
-    key = torch.where(hidden, sign * HIDDEN_KEY_FACTOR * (1 + call.key.abs()), call.key)
-    value = torch.where(hidden, -sign * 1000.0, call.value)
+    key = torch.where(where, sign * HIDDEN_KEY_FACTOR * (1 + call.key.abs()), call.key)
+    value = torch.where(where, -sign * 1000.0, call.value)
     return call.but(key=key.to(call.key.dtype), value=value.to(call.value.dtype))
 
 
@@ -44,10 +51,7 @@ def unseen_keys_have_no_influence(kernel: Kernel, case: Case) -> None:
     row = problem.seed % max(problem.q_len, 1)
     changed = ~visible[:, :, row].any(0).any(0)  # (k_len,): keys that this row sees in no head of no batch element
     untouched = ~(visible & changed).any(-1)  # (batch, q_heads, q_len)
-    sign = 1 - 2 * (torch.arange(problem.k_len)[:, None] % 2)
-    key = torch.where(changed[:, None], sign * HIDDEN_KEY_FACTOR * (1 + call.key.abs()), call.key)
-    value = torch.where(changed[:, None], -sign * 1000.0, call.value)
-    other = call.but(key=key.to(call.key.dtype), value=value.to(call.value.dtype))
+    other = with_other_keys(call, changed[:, None])
     before, after = (kernel(each).output[untouched] for each in (call, other))
     differs = (before != after) & ~(before.isnan() & after.isnan())
     if bool(differs.any()):
@@ -95,9 +99,7 @@ def visible_nan_comes_through(kernel: Kernel, case: Case) -> None:
     group = problem.q_heads // problem.kv_heads
     key = int(visible[0, 0].sum(0).argmax())  # the key that most rows of the first head see
     row = int(visible[0, 0].any(-1).nonzero()[0]) if bool(visible[0, 0].any()) else 0
-    shared = (
-        slice(None) if problem.kv_batch < problem.batch else slice(0, 1)
-    )  # batch elements that read the first one's keys
+    shared = slice(None) if problem.kv_batch < problem.batch else slice(0, 1)  # who reads the first element's keys
     sees = torch.zeros(kernel_shape(call), dtype=torch.bool)
     sees[shared, :group] = visible[shared, :group, :, key, None]
     blind = torch.zeros_like(sees)  # rows that do not see the key: rule mask.hidden-nan, no MUST

@@ -12,9 +12,8 @@ from attnspec.conformance.pattern import describe, ranges
 from attnspec.golden.inputs import make_call
 from attnspec.spec.call import Call
 from attnspec.spec.exercised import rules_exercised
-from attnspec.spec.problem import Problem
+from attnspec.spec.problem import FINITE_CONTENTS, Problem
 
-FINITE_CONTENTS = ("low", "sentinel", "low_rows")
 MASK_RULES = ("mask.key-padding", "mask.broadcast", "mask.bool", "mask.additive")
 AXES = ("batch", "head", "row", "key")
 
