@@ -84,7 +84,9 @@ PLAIN, MASKED = ("core", "half"), ("core", "masks")
 ANY = ("core", "masks", "grouped", "half", "double")
 LAYOUTS, ALIAS = ("contract.layouts",), ("contract.no-alias",)
 
+REFUSED = ("contract.refusal", "notation.shapes", "grouped.heads-divide", "mask.broadcast", "attention.zero-length")
 OFFSETS = ("attention.output", *LAYOUTS)
+BUDGETS = ("accuracy.output-within-budget", "accuracy.classes", "notation.dtypes")
 TEMPERATURE = ("accuracy.temperature", "accuracy.output-within-budget")
 
 CHECKS = (
@@ -103,7 +105,7 @@ CHECKS = (
     Check("expanded_storage_does_not_matter", "memory", "contract", LAYOUTS, problems.plain),
     Check("offsets_beyond_31_bits_are_reached", "memory", "contract", OFFSETS, problems.far_apart),
     Check("zero_lengths_give_zero_or_nothing", "contract", "contract", ("attention.zero-length",), problems.empties),
-    Check("impossible_calls_are_refused", "contract", "contract", ("contract.refusal",), problems.refusable),
+    Check("impossible_calls_are_refused", "contract", "contract", REFUSED, problems.refusable),
     Check("hidden_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), problems.hiding),
     Check("unseen_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), ANY),
     Check("hidden_bias_has_no_influence", "laws", "law", ("mask.bias-then-mask",), problems.biased_triangles),
@@ -123,7 +125,7 @@ CHECKS = (
     Check("output_matches_golden", "golden", "golden", ("accuracy.output-within-budget",), None),
     Check("lse_matches_golden", "golden", "golden", LSE_RULES, None, return_lse=True),
     Check("options_combine", "regimes", "regime", ("accuracy.output-within-budget",), problems.crossed),
-    Check("output_stays_within_budget", "regimes", "regime", ("accuracy.output-within-budget",), problems.regimes),
+    Check("output_stays_within_budget", "regimes", "regime", BUDGETS, problems.regimes),
     Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, return_lse=True),
     Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", TEMPERATURE, problems.trends),
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),

@@ -102,6 +102,9 @@ def validate(
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 is one a core, at most 4.")] = 0,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds for one case.")] = 120,
+    memory: Annotated[
+        float | None, typer.Option(min=0.5, help="GiB for one worker process; default: its share of what is free.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a report of JSON lines.")] = None,
     shard: Annotated[str, typer.Option(help="Only part I of N, as I/N.")] = "1/1",
     seed: Annotated[str, typer.Option(help="Seed of what is drawn: a number, or `random`.")] = "0",
@@ -133,6 +136,7 @@ def validate(
         device,
         jobs,
         timeout,
+        memory,
         fail_fast,
         _expectations(expectations, target),
         report,

@@ -51,10 +51,25 @@ class Comparison:
         got, truth, budget = (float(t[at]) for t in (self.got, self.truth, self.budget))
         worst = f"{name}[{', '.join(map(str, at))}] ({place}) is {got:.9g}, should be {truth:.9g}"
         share = f"{int(self.wrong.sum())} of {self.wrong.numel()} elements: {describe(self.wrong, axes)}"
-        if not math.isfinite(self.error_over_budget):
-            return (("worst", worst), ("pattern", share))
-        error = f"{self.error_over_budget:.4g} budgets (budget {budget:.3g}, error {abs(got - truth):.3g})"
-        return (("worst", worst), ("error", error), ("pattern", share))
+        lines = [("worst", worst), ("worst row", self._worst_of(axes, 3)), ("worst head", self._worst_of(axes, 2))]
+        if math.isfinite(self.error_over_budget):
+            error = f"{self.error_over_budget:.4g} budgets (budget {budget:.3g}, error {abs(got - truth):.3g})"
+            lines.insert(1, ("error", error))
+        return (*(line for line in lines if line[1]), ("pattern", share))
+
+    def _worst_of(self, axes: tuple[str, ...], depth: int) -> str:
+        """Say which part of the first `depth` axes holds the most wrong elements, and the mean of its errors; nothing
+        where there is but one part, or the part is an element."""
+        parts = self.wrong.shape[:depth]
+        if depth >= len(axes) or math.prod(parts) == 1:
+            return ""
+        wrong, ratio = self.wrong.flatten(depth).double().mean(-1), self.ratio.flatten(depth).mean(-1)
+        most = torch.where(wrong == wrong.max(), ratio, -1.0)  # of equal shares, the larger mean error
+        at = torch.unravel_index(most.argmax(), parts)
+        place = ", ".join(f"{axis} {int(i)}" for axis, i in zip(axes, at, strict=False))
+        mean = float(ratio[at])
+        errors = f", {mean:.3g} budgets on average" if math.isfinite(mean) else ""
+        return f"{place}: {float(wrong[at]):.0%} of its elements are wrong{errors}"
 
 
 def compare(got: torch.Tensor, truth: torch.Tensor, budget: torch.Tensor, fmt: Format) -> Comparison:

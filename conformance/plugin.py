@@ -56,6 +56,10 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--attn-timeout",
         {"default": 120, "type": int, "metavar": "S", "help": "seconds for one case in a worker"},
     ),
+    (
+        "--attn-watch",
+        {"default": None, "metavar": "FOLDER", "help": "where a worker says that it ends at the time limit"},
+    ),
     ("--attn-expectations", {"default": None, "metavar": "FILE", "help": "recorded deviations"}),
 )
 
@@ -154,8 +158,11 @@ class CaseItem(pytest.Item):
             from attnspec.conformance.diagnosis.diagnose import diagnose
 
             with time_limit(self.config, self.config.getoption("--attn-timeout")):  # it runs the kernel again
-                diagnosis = diagnose(self.config.stash[kernel_key], excinfo.value.case or self.case)
-            self.looks_like = diagnosis.line if diagnosis else None
+                case = excinfo.value.case or self.case
+                diagnosis = diagnose(self.config.stash[kernel_key], case)
+            if diagnosis is not None:
+                rule = diagnosis.rule(case.problem)
+                self.looks_like = diagnosis.line + (f" ({rule})" if rule != excinfo.value.rule else "")
             return failure_screen(self.case, excinfo.value, rerun_command(self.config), self.looks_like)
         if isinstance(excinfo.value, InputError | NotSupported):
             return str(excinfo.value)
@@ -272,13 +279,14 @@ def time_limit(config: pytest.Config, seconds: float) -> Iterator[None]:
     """End this process after so many seconds, where it is a worker that can be replaced.
 
     The watchdog of faulthandler runs without the interpreter, so that it also ends a kernel that hangs with its lock
-    held.
+    held. Its last words go to a file of the folder `--attn-watch`.
     """
     if not hasattr(config, "workerinput"):
         yield
         return
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+    folder = config.getoption("--attn-watch")
+    with open(Path(folder, config.workerinput["workerid"]) if folder else os.devnull, "w") as last_words:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=last_words)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ RAGGED = ((1, 1), (1, 70), (5, 70), (33, 70), (70, 33), (64, 128), (129, 131), (
 CORNERS = ("upper_left", "lower_right")
 BOOL_SHAPES = ("k", "qk", "1k", "q1", "hqk", "1qk", "bhqk", "b1qk", "1hqk", "11qk", "b11k", "bh1k", "1h1k", "bhq1")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+LARGEST_TILE = 128  # of keys or rows, that lengths go round twice
 
 
 def visible_sets(level: str) -> Iterator[Problem]:
@@ -36,7 +37,7 @@ def visible_sets(level: str) -> Iterator[Problem]:
         mask = Mask("bool", "b11k", "padding")
         yield base.but(batch=2, q_heads=2, q_len=21, k_len=43, dtype=dtype, causal=causal, mask=mask)
     if level == "full":
-        for length, causal in product(range(1, 135), (None, *CORNERS)):
+        for length, causal in product(range(1, 2 * LARGEST_TILE + 7), (None, *CORNERS)):
             if causal != "lower_right":  # the same as upper_left where the lengths are equal
                 yield base.but(q_len=length, k_len=length, causal=causal, seed=2)
             yield base.but(q_len=7, k_len=length, causal=causal, seed=3)

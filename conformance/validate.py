@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import pytest
@@ -21,6 +22,7 @@ from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.covering import Pairs, coverage
 from attnspec.conformance.expectations import Expectations, read_expectations
+from attnspec.conformance.memory_limit import MemoryLimit
 from attnspec.conformance.outcome import BROKEN, CaseResult, Violation
 from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_result, loading_limit, rerun_command
 from attnspec.conformance.report import ReportWriter
@@ -37,7 +39,8 @@ TIMEOUT = 120  # seconds for one case
 
 @dataclass(frozen=True)
 class Run:
-    """What the user asked for. target: see `targets`; jobs: worker processes; timeout: seconds a case."""
+    """What the user asked for. target: see `targets`; jobs: worker processes; timeout: seconds a case; memory: GiB a
+    worker, by default its share of what is free."""
 
     target: str
     selection: Selection = field(default_factory=Selection)
@@ -46,6 +49,7 @@ class Run:
     device: str | None = None
     jobs: int = 0
     timeout: int = TIMEOUT
+    memory: float | None = None
     fail_fast: bool = False
     expectations: Path | None = None
     report: Path | None = None
@@ -55,8 +59,9 @@ class Run:
         """Number of worker processes: as asked for, else one a core, at most 4, and no more than there are cases."""
         return min(self.jobs or min(os.cpu_count() or 1, 4), len(self.selection.cases()))
 
-    def pytest_arguments(self) -> list[str]:
-        """Return the arguments of the pytest run, which looks at no file of the user's but the target."""
+    def pytest_arguments(self, watch: Path) -> list[str]:
+        """Return the arguments of the pytest run, which looks at no file of the user's but the target. watch: a folder
+        for the last words of workers that end at the time limit."""
         s = self.selection
         asked = {"profile": s.profiles, "rule": s.rules, "dtype": s.dtypes, "case": s.case_ids}
         single = {
@@ -68,6 +73,7 @@ class Run:
             "device": self.device,
             "timeout": self.timeout,
             "seed": s.seed,
+            "watch": watch,
             "expectations": str(self.expectations.resolve()) if self.expectations else None,
         }
         plugins = ("xdist.plugin", "attnspec.conformance.plugin", "no:cacheprovider", "no:terminal")
@@ -109,8 +115,11 @@ def validate(run: Run, listener: Listener | None = None) -> Validation:
     expected = read_expectations(run.expectations) if run.expectations else Expectations()
     with ExitStack() as stack:
         writer = stack.enter_context(ReportWriter(run.report)) if run.report else None
-        recorder = Recorder(run, writer, listener, expected)
-        code = _run_pytest(run, recorder)
+        limit = MemoryLimit(run.workers(), run.memory)
+        watch = Path(stack.enter_context(TemporaryDirectory(prefix="attnspec-")))
+        recorder = Recorder(run, writer, listener, expected, limit, watch)
+        with limit.watch():
+            code = _run_pytest(run, recorder)
         if recorder.unusable:
             raise InputError(recorder.unusable)
         if code == pytest.ExitCode.INTERRUPTED and not recorder.stopped_early:
@@ -144,7 +153,7 @@ def _run_pytest(run: Run, recorder: Recorder) -> int:
     before = {name: os.environ.get(name) for name in quiet}
     _set_environment(quiet)
     try:
-        return int(pytest.main(run.pytest_arguments(), plugins=[recorder]))
+        return int(pytest.main(run.pytest_arguments(recorder.watch), plugins=[recorder]))
     finally:
         _set_environment(before)
 
@@ -178,10 +187,17 @@ class Recorder:
     """A pytest plugin for the controller: gathers results, tells a crash from a hang, and streams the report."""
 
     def __init__(
-        self, run: Run, writer: ReportWriter | None, listener: Listener | None, expected: Expectations
+        self,
+        run: Run,
+        writer: ReportWriter | None,
+        listener: Listener | None,
+        expected: Expectations,
+        limit: MemoryLimit,
+        watch: Path,
     ) -> None:
         self.run, self.writer, self.listener = run, writer, listener
-        self.expected = expected
+        self.expected, self.limit, self.watch = expected, limit, watch
+        self.outgrown = 0  # workers whose end at the memory limit has been told
         self.total = len(run.selection.cases())
         self.results: list[CaseResult] = []
         self.kernel: dict[str, Any] = {}
@@ -218,14 +234,24 @@ class Recorder:
             self.unusable = self.unusable or f"target {self.run.target!r} {did}"
             sched.config.pluginmanager.getplugin("dsession").shouldstop = self.unusable
             return
-        hung = loaded_at is not None and seconds >= self.run.timeout
+        hung = self.has_hung()
         case = case_named(crashitem.partition("::")[2])
         what = f"no answer within {self.run.timeout} s" if hung else "the process of the kernel died"
+        if self.limit.ended > self.outgrown:
+            self.outgrown += 1
+            hung, what = False, f"the process of the kernel held more than {self.limit.gib:.3g} GiB and was ended"
         found = Violation("contract.declared-runs", what)
         result = blank_result(case, "timeout" if hung else "crashed").but(
             seconds=round(seconds, 3), rule=found.rule, message=failure_screen(case, found, rerun_command(sched.config))
         )
         report.user_properties.append((RESULT, json.dumps(self.expected.applied(result).to_json())))
+
+    def has_hung(self) -> bool:
+        """Whether a worker has said, since this was last asked, that it ends at the time limit."""
+        said = [path for path in self.watch.iterdir() if path.stat().st_size]
+        for path in said:
+            path.unlink()
+        return bool(said)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -1,6 +1,7 @@
 """The rules, read out of the Markdown chapters.
 
-A rule is a heading `### id` and the one paragraph under it, which says MUST, SHOULD or MAY in bold once.
+A rule is a heading `### id` and the one paragraph under it, which says MUST, SHOULD or MAY in bold once. A paragraph
+`Not checked by a case: ...` after it says why the suite has no check for it.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ CHAPTERS = (  # file names without .md, in reading order
 )
 HERE = Path(__file__).parent
 RULE = re.compile(r"^### ([a-z][a-z0-9]*(?:[.-][a-z0-9]+)+)\n+(.+?)(?=\n\n|\n#|\Z)", re.MULTILINE | re.DOTALL)
+UNCHECKED = re.compile(r"\n+Not checked by a case: (.+?)(?=\n\n|\n#|\Z)", re.DOTALL)
 STRENGTH = re.compile(r"\*\*(MUST|SHOULD|MAY)\*\*")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. id: permanent. strength: MUST, SHOULD or MAY. text: its paragraph, on one line."""
+    """One rule. id: permanent. strength: MUST, SHOULD or MAY. text: its paragraph, on one line. unchecked: why no case
+    checks it, empty where cases do."""
 
     id: str
     chapter: str
     strength: str
     text: str
+    unchecked: str = ""
 
 
 @cache
@@ -44,13 +48,17 @@ def all_rules() -> dict[str, Rule]:
     ours."""
     rules: dict[str, Rule] = {}
     for chapter in CHAPTERS:
-        for rule_id, paragraph in RULE.findall(chapter_text(chapter)):
+        text = chapter_text(chapter)
+        for found in RULE.finditer(text):
+            rule_id, paragraph = found.groups()
+            reason = UNCHECKED.match(text, found.end())
+            unchecked = " ".join(reason[1].split()) if reason else ""
             strengths = STRENGTH.findall(paragraph)
             if len(strengths) != 1:
                 raise ValueError(f"{chapter}.md, rule {rule_id}: {len(strengths)} bold strengths; there must be one")
             if rule_id in rules:
                 raise ValueError(f"{chapter}.md: rule {rule_id} stands twice")
-            rules[rule_id] = Rule(rule_id, chapter, strengths[0], " ".join(paragraph.split()))
+            rules[rule_id] = Rule(rule_id, chapter, strengths[0], " ".join(paragraph.split()), unchecked)
     return rules
 
 

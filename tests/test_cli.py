@@ -57,6 +57,12 @@ def attention(query, key, value):
         return output * torch.nan
     if q_len == 19:
         sys.exit("leaving")
+    if q_len == 21:
+        return attention(query, key, value)
+    if q_len == 22:
+        hoard = []
+        while True:
+            hoard.append(torch.ones(2**24))
     return output
 """
 MISBEHAVIOUR = [  # q_len, outcome, rule
@@ -71,6 +77,9 @@ MISBEHAVIOUR = [  # q_len, outcome, rule
     (18, "fail", "contract.output-written"),
     (19, "fail", "profile.core"),
     (20, "pass", None),
+    (21, "fail", "profile.core"),
+    (22, "crashed", "contract.declared-runs"),
+    (23, "pass", None),
 ]
 
 
@@ -232,7 +241,7 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Process, Path]
     folder = tmp_path_factory.mktemp("misbehaved")
     (folder / "mine.py").write_text(MISBEHAVING)
     cases = [f"--case={case_of(q_len)}" for q_len, _, _ in MISBEHAVIOUR]
-    options = ["--jobs=1", "--timeout=10", "--report=report.jsonl", *cases]
+    options = ["--jobs=1", "--timeout=10", "--memory=2", "--report=report.jsonl", *cases]
     return run([str(CONSOLE_SCRIPT), "validate", "mine.py:attention", *options], folder), folder / "report.jsonl"
 
 
@@ -256,8 +265,13 @@ def test_the_report_of_a_kernel_that_misbehaves_is_whole(misbehaved: tuple[Proce
 def test_a_kernel_that_misbehaves_is_not_conformant(misbehaved: tuple[Process, Path]) -> None:
     process = misbehaved[0]
     assert process.returncode == 1
-    assert "3 pass, 6 fail, 1 crashed, 1 timeout" in process.stdout
+    assert "4 pass, 7 fail, 2 crashed, 1 timeout" in process.stdout
     assert "Traceback" not in process.stdout + process.stderr
+
+
+def test_a_kernel_that_takes_all_memory_is_told_the_limit(misbehaved: tuple[Process, Path]) -> None:
+    (result,) = (r for r in read_report(misbehaved[1]).results if r.id == case_of(22))
+    assert "held more than 2 GiB and was ended" in (result.message or "")
 
 
 def test_what_a_kernel_prints_drowns_nothing(misbehaved: tuple[Process, Path]) -> None:

@@ -16,6 +16,7 @@ from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.diagnosis import diagnose as diagnosis
 from attnspec.conformance.diagnosis.battery import battery
+from attnspec.conformance.diagnosis.broken import broken_rule
 from attnspec.conformance.diagnosis.diagnose import Diagnosis, diagnose
 from attnspec.conformance.diagnosis.evidence import Evidence
 from attnspec.conformance.diagnosis.mistake import Mistake
@@ -30,6 +31,7 @@ from attnspec.reference.attention import answer
 from attnspec.spec.call import Call, Result
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Problem
+from attnspec.spec.rules import all_rules
 
 HONEST = Path(__file__).parent / "honest"
 SHOWING = (  # problems on one of which every mistake shows; {} is a dtype
@@ -115,6 +117,28 @@ def failing(kernel: Kernel, dtype: str = "float32", shows: Callable[[Call], bool
 
 def names(found: Diagnosis | None) -> tuple[str, ...]:
     return found.names if found else ()
+
+
+def test_every_mistake_breaks_a_rule_that_exists() -> None:
+    for text in ("q=3/k=5/d=8/causal/mask=bool.qk.random", "q=3/k=5/d=8/causal=lower_right/mask=float.qk.random"):
+        problem = Problem.parse(text)
+        assert {broken_rule(mistake, problem) for mistake in CATALOGUE} <= set(all_rules())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rule"),
+    [
+        ("causal-inverted", "q=3/k=5/d=8/causal=lower_right", "mask.causal-lower-right"),
+        ("mask-dropped", "q=3/k=5/d=8/mask=float.qk.random", "mask.additive"),
+        ("mask-dropped", "q=3/k=5/d=8/mask=bool.qk.random", "mask.bool"),
+        ("mask-dropped-with-causal", "q=3/k=5/d=8/causal/mask=bool.qk.random", "mask.combine"),
+        ("scale-missing", "q=3/k=5/d=8", "attention.scale-default"),
+        ("scale-absolute", "q=3/k=5/d=8/scale=-1", "attention.scale-explicit"),
+        ("lse-base-2", "q=3/k=5/d=8", "softmax.lse-base"),
+    ],
+)
+def test_a_mistake_breaks_the_most_telling_rule(name: str, text: str, rule: str) -> None:
+    assert broken_rule(BY_NAME[name], Problem.parse(text)) == rule
 
 
 def test_the_catalogue_is_large_and_every_form_is_told_apart() -> None:

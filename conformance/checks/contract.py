@@ -10,7 +10,7 @@ from attnspec.conformance.case import Case
 from attnspec.conformance.checks.laws import same_bits
 from attnspec.conformance.checks.memory import gapped
 from attnspec.conformance.judgement import judge_against_reference
-from attnspec.conformance.kernel import Kernel
+from attnspec.conformance.kernel import Kernel, well_formed
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
 from attnspec.spec.call import Call
@@ -40,13 +40,20 @@ def stored_bytes(x: torch.Tensor) -> torch.Tensor:
 def outputs_share_no_memory(kernel: Kernel, case: Case) -> None:
     """The results are memory of their own: overwriting the inputs, or calling again, leaves them as they were."""
     kernel.need(case.problem)
-    call = kernel.place(with_lse(kernel, case.problem))
+    for asked in {with_lse(kernel, case.problem).return_lse, False}:
+        stays_its_own(kernel, case.problem, asked)
+
+
+def stays_its_own(kernel: Kernel, problem: Problem, return_lse: bool) -> None:
+    """Run a problem's call, and hold its results against what later calls and the caller do to other memory."""
+    call = kernel.place(make_call(problem).but(return_lse=return_lse))
     results = [tensor for tensor in kernel.returned(call)[:2] if tensor is not None]
     if any(0 in tensor.stride() and tensor.numel() > 1 for tensor in results):
         raise Violation("contract.output-shape", "elements of the result share memory: it has a stride of 0")
     kept = [tensor.clone() for tensor in results]
     for later in (1, 2, 3):  # a kernel may use several buffers in turn
-        kernel(kernel.place(with_lse(kernel, case.problem.but(seed=case.problem.seed + later))))
+        other = make_call(problem.but(seed=problem.seed + later)).but(return_lse=return_lse)
+        kernel(kernel.place(other))
     for before, after in zip(kept, results, strict=True):
         same_bits("contract.no-alias", "a later call overwrites an earlier result", before, after)
     for name in ("query", "key", "value"):
@@ -106,29 +113,52 @@ def impossible_calls_are_refused(kernel: Kernel, case: Case) -> None:
     kernel.need(case.problem)
     call = make_call(case.problem)
     right = kernel(call).output
-    for rule, what, impossible in impossible_calls(call, kernel):
+    for rule, what, impossible, expanded in impossible_calls(call, kernel):
         try:
-            kernel.run(impossible.query, impossible.key, impossible.value, **kernel.options(impossible))
+            answered = kernel.run(impossible.query, impossible.key, impossible.value, **kernel.options(impossible))
         except Exception:
             after = kernel(call).output
             if kernel.capabilities.deterministic:
                 same_bits("contract.refusal", f"after a call with {what}, a right call gives other bits", right, after)
             continue
-        raise Violation(rule, f"a call with {what} was answered, not refused")
+        if expanded is None:
+            raise Violation(rule, f"a call with {what} was answered, not refused")
+        if impossible.key.shape[2]:
+            broadcast_rightly(kernel, case.problem, rule, what, answered, expanded)
 
 
-def impossible_calls(call: Call, kernel: Kernel) -> Iterator[tuple[str, str, Call]]:
-    """Yield a rule, what is wrong in words, and the call."""
+def broadcast_rightly(kernel: Kernel, problem: Problem, rule: str, what: str, answered: object, expanded: Call) -> None:
+    """Hold the answer to a call that NumPy would broadcast against the truth for the expanded tensors."""
+    try:
+        judge_against_reference(kernel, problem, expanded, well_formed(answered, expanded))
+    except Violation as found:
+        what = f"a call with {what} is neither refused nor broadcast: {found.what}"
+        raise Violation(rule, what, found.details, found.error_over_budget) from None
+
+
+def impossible_calls(call: Call, kernel: Kernel) -> Iterator[tuple[str, str, Call, Call | None]]:
+    """Yield a rule, what is wrong in words, the call, and what it means to a kernel that broadcasts it, if anything."""
     k_len, heads = call.key.shape[2], call.query.shape[1]
     longer = torch.cat([call.value, call.value[:, :, :1]], 2)
-    yield "notation.shapes", f"{k_len} keys and {k_len + 1} values", call.but(value=longer)
-    yield "notation.shapes", f"{k_len} keys and {k_len - 1} values", call.but(value=call.value[:, :, 1:])
-    yield "notation.shapes", "a key of another head_dim than the query", call.but(key=call.key[..., 1:])
+    more_heads = torch.cat([call.value, call.value[:, :1]], 1)
+    three = {name: torch.cat([getattr(call, name), getattr(call, name)[:1]]) for name in ("key", "value")}
+    one_query, one_value = call.query[:1], call.value[:, :1]
+    yield "notation.shapes", f"{k_len} keys and {k_len + 1} values", call.but(value=longer), None
+    yield "notation.shapes", f"{k_len} keys and {k_len - 1} values", call.but(value=call.value[:, :, 1:]), None
+    yield "notation.shapes", "a key of another head_dim than the query", call.but(key=call.key[..., 1:]), None
+    yield "notation.shapes", "2 batch entries of queries and 3 of keys", call.but(**three), None
+    broadcast = call.but(query=one_query.expand_as(call.query).contiguous())
+    yield "notation.shapes", "1 batch entry of queries and 2 of keys", call.but(query=one_query), broadcast
+    yield "grouped.heads-divide", f"{heads} key heads and {heads + 1} value heads", call.but(value=more_heads), None
+    broadcast = call.but(value=one_value.expand_as(call.value).contiguous())
+    yield "grouped.heads-divide", f"{heads} key heads and 1 value head", call.but(value=one_value), broadcast
     if "enable_gqa" in kernel.capabilities.features and heads > 2:
         two = call.but(key=call.key[:, :2], value=call.value[:, :2], enable_gqa=True)
-        yield "grouped.heads-divide", f"{heads} query heads and 2 key heads", two
+        yield "grouped.heads-divide", f"{heads} query heads and 2 key heads", two, None
     if "attn_mask.bool" in kernel.capabilities.features:
         mask = torch.ones(call.query.shape[2], k_len - 1, dtype=torch.bool)
-        yield "mask.broadcast", f"a mask of {k_len - 1} columns for {k_len} keys", call.but(attn_mask=mask)
+        yield "mask.broadcast", f"a mask of {k_len - 1} columns for {k_len} keys", call.but(attn_mask=mask), None
         mask = torch.ones(call.query.shape[2], k_len + 1, dtype=torch.bool)
-        yield "mask.broadcast", f"a mask of {k_len + 1} columns for {k_len} keys", call.but(attn_mask=mask)
+        yield "mask.broadcast", f"a mask of {k_len + 1} columns for {k_len} keys", call.but(attn_mask=mask), None
+    none = {name: getattr(call, name)[:, :, :0] for name in ("key", "value")}
+    yield "attention.zero-length", "no keys", call.but(**none), call.but(**none)

@@ -11,6 +11,7 @@ import torch
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.diagnosis.battery import battery
+from attnspec.conformance.diagnosis.broken import broken_rule
 from attnspec.conformance.diagnosis.evidence import Evidence, replayed, usable
 from attnspec.conformance.diagnosis.fit import fit
 from attnspec.conformance.diagnosis.mistake import Mistake
@@ -58,6 +59,10 @@ class Diagnosis:
         more = f"; or {', or '.join(others)}" if others else ""
         less = f"; but not in {self.but_not}" if self.but_not else ""
         return f"{first}: {self.mistakes[0].sentence}{form}{more}{less}"
+
+    def rule(self, problem: Problem) -> str:
+        """The id of the rule that the first mistake breaks in a problem."""
+        return broken_rule(self.mistakes[0], problem)
 
 
 def diagnose(kernel: Kernel, case: Case, evidence: Sequence[Pair] | None = None) -> Diagnosis | None:

@@ -52,7 +52,8 @@ MUTANTS = (
         also=((VALUE, f"{VALUE}[:, : query.shape[1]]"), (f"{REFUSAL}", "if key.shape[0] not in (1, query.shape[0]):")),
     ),
     Mutant(
-        "one-value-head-is-enough", "plain", "key.shape[:3] == value.shape[:3]", "key.shape[2] == value.shape[2]",
+        "more-value-heads-are-cut", "tiled", "key.shape[:3] == value.shape[:3]",
+        "key.shape[::2] == value.shape[::2] and key.shape[1] <= value.shape[1]",
         "validation-or-degenerate/len-k-ne-len-v", DIVIDE,
     ),
     Mutant(
@@ -76,9 +77,11 @@ MUTANTS = (
         "none public: a transpose that only unequal sizes show", "attention.output",
     ),
     Mutant(
-        "one-query-batch-is-broadcast", "plain", REFUSAL,
-        "if 1 not in (key.shape[0], query.shape[0]) and key.shape[0] != query.shape[0]:",
-        "none public: NumPy's broadcasting reaches further than the call's", "notation.shapes",
+        "more-key-batches-are-cut", "tiled", "if key.shape[0] not in (1, query.shape[0])",
+        "if 1 < key.shape[0] < query.shape[0]",
+        "none public: batch entries beyond the query's are left out", "notation.shapes",
+        also=(("key = key.expand(", "key = key[:batch].expand("),
+              ("value = value.expand(", "value = value[:batch].expand(")),
     ),
     Mutant(
         "more-keys-than-values-are-cut", "tiled", "key.shape[:3] == value.shape[:3]",

@@ -25,7 +25,7 @@ if not __package__:
 from attnspec.conformance.catalogue import CHECKS
 from mutants import FAMILIES, mutant_named, not_yet
 from mutants.house import honest_name, honest_targets
-from mutants.matrix import FATES, Fate, fate_of, fate_of_honest
+from mutants.matrix import FATES, KILLED, Fate, fate_of, fate_of_honest
 from mutants.not_yet import ACCUSED, NOT_YET
 
 STRIKE = "strike out"
@@ -63,8 +63,8 @@ def report(fates: list[Fate], seconds: float, seeds: int) -> Iterator[str]:
     """Yield the lines of the report: by family, mutants not killed by their rule, honest kernels, checks."""
     mutants = [fate for fate in fates if fate.family != "honest"]
     yield f"# Kill matrix\n\n{len(mutants)} runs of mutants, {len(fates) - len(mutants)} of honest kernels,"
-    yield f"{seeds} seeds, {seconds:.0f} s.\n\nnamed: a case fails with the mutant's rule; cited: the rule is among"
-    yield "those that a failing case enforces; other: not even that.\n"
+    yield f"{seeds} seeds, {seconds:.0f} s.\n\nnamed: a case fails with the mutant's rule, or the diagnosis names a"
+    yield "mistake that breaks it; cited: the rule is among those that a failing case enforces; other: not even that.\n"
     counts = {family: Counter(f.how for f in mutants if f.family == family) for family in FAMILIES}
     counts["all"] = sum(counts.values(), Counter())
     yield from table(
@@ -96,7 +96,7 @@ def report(fates: list[Fate], seconds: float, seeds: int) -> Iterator[str]:
     yield "\n## Killed\n"
     yield from table(
         "mutant|rule|first case that names it|all checks that kill it",
-        [[f.name, f.rule, f.by, ", ".join(f.checks)] for f in mutants if f.how == "named"],
+        [[f.name, f.rule, f.by, ", ".join(f.checks)] for f in mutants if f.how == "named" and seeds == 1],
     )
     yield "\n## Slowest\n"
     slow = sorted(fates, key=lambda fate: -fate.seconds)[:10]
@@ -106,7 +106,7 @@ def report(fates: list[Fate], seconds: float, seeds: int) -> Iterator[str]:
 def changed(fates: list[Fate]) -> dict[str, str]:
     """Return what `not_yet.py` does not say: kernels that fail without being listed, or are listed and do not fail."""
     failing = {
-        f.name: f.instead or "survived" for f in fates if (f.rules if f.family == "honest" else f.how != "named")
+        f.name: f.instead or "survived" for f in fates if (f.rules if f.family == "honest" else f.how not in KILLED)
     }
     known = {f.name for f in fates if f.name in {**NOT_YET, **ACCUSED}}
     fails = {name: f"add: {failing[name]}" for name in failing if name not in known}

@@ -11,6 +11,7 @@ import torch
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import BY_NAME, cases
+from attnspec.conformance.diagnosis.diagnose import diagnose
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.running import run_case
@@ -20,15 +21,20 @@ from mutants.truth import remembered
 
 SUITE_ERROR = "error of the suite"
 FATES = ("named", "cited", "other", "survived")
+MOST_ASKED = 3  # failing cases of a mutant that the diagnosis is asked about
 KILLED = ("named", "cited")  # by a check that is there for the mutant's rule
 Finding = tuple[Case, Violation]
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant. how: `named`, a case fails with the mutant's rule; `cited`, the rule is only among those
-    that a failing case enforces; `other`, only cases fail that have nothing to do with it; `survived`. by: the first
-    such case. rules: how often each rule was named, by check, up to the end of the run. seconds: of processor time."""
+    """What became of a mutant.
+
+    how: `named`, a case fails with the mutant's rule, or its diagnosis names that; `cited`, the rule is only among
+    those that a failing case enforces; `other`, only cases fail that have nothing to do with it; `survived`. by: the
+    first such case. rules: how often each rule was named, by check, up to the end of the run. seconds: of processor
+    time.
+    """
 
     name: str
     family: str
@@ -60,6 +66,7 @@ def fate_of(mutant: Mutant, family: str = "", *, shift: int = 0, thorough: bool 
     kernel = kernel_of(mutant)
     first: dict[str, str] = {}
     rules: Counter[tuple[str, str]] = Counter()
+    asked = 0
     with remembered():
         for case in in_order(quick_cases(shift), mutant.rule):
             if thorough and "named" in first and any(check == case.check for check, _ in rules):
@@ -69,6 +76,11 @@ def fate_of(mutant: Mutant, family: str = "", *, shift: int = 0, thorough: bool 
                 continue
             rules[case.check, found.rule] += 1
             how = "named" if found.rule == mutant.rule else "cited" if mutant.rule in case.rules else "other"
+            if thorough and how == "cited" and asked < MOST_ASKED:
+                asked += 1
+                diagnosis = diagnose(kernel, found.case or case)
+                if diagnosis is not None and diagnosis.rule(case.problem) == mutant.rule:
+                    how = "named"
             first.setdefault(how, case.id)
             if how in KILLED and not thorough:
                 break
@@ -116,8 +128,10 @@ def quick_cases(shift: int = 0) -> Iterator[Case]:
     """Yield the quick cases, the seed of each generated problem `shift` higher."""
     for case in cases("quick"):
         check = BY_NAME[case.check]
-        if shift == 0 or check.problems is None:
+        if shift == 0 or check.source is None:
             yield case
+        elif case.draw is not None:
+            yield check.drawn(case.draw._replace(seed=case.draw.seed + shift))
         else:
             problem = case.problem.but(seed=case.problem.seed + shift)
             yield check.case(str(problem), problem)

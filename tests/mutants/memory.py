@@ -73,11 +73,13 @@ MUTANTS = (
     Mutant("result-remembered-by-shape", "plain", STORE,
            "output = RESULTS.setdefault((output.shape, query.dtype), output.to(query.dtype)).clone()",
            REUSED, "attention.output", also=remembering("RESULTS")),
-    Mutant("result-remembered-by-address", "plain", STORE,
-           "place = query.data_ptr() or object(), key.data_ptr() or object(), value.data_ptr(), output.shape\n"
-           "    place = *place, query.dtype, is_causal, scale, attn_mask is None or object()\n"
-           "    output = RESULTS.setdefault(place, (output.to(query.dtype), query, key, value))[0].clone()",
-           REUSED, "attention.output", also=remembering("RESULTS")),
+    Mutant("result-remembered-by-address", "einsum", 'output = torch.einsum("bhgij,bhjc->bhgic", ',
+           'place = query.data_ptr(), key.data_ptr(), value.data_ptr(), query.shape, key.shape, is_causal\n'
+           '    output = RESULTS.setdefault(place, (query, key, value, torch.einsum("bhgij,bhjc->bhgic", ',
+           REUSED, LAYOUT,
+           also=((IMPORT, f"{IMPORT}\nRESULTS = {{}}\n"),
+                 ("weights.unflatten(1, (key.shape[1], -1)), v)",
+                  "weights.unflatten(1, (key.shape[1], -1)), v)))[3]"))),
     Mutant("mask-remembered-by-shape", "plain", "attn_mask = attn_mask.expand(scores.shape)",
            "attn_mask = MASKS.setdefault((attn_mask.shape, attn_mask.dtype), attn_mask).expand(scores.shape)",
            "varlen-or-paged/paged-block-stale", "mask.bool", also=remembering("MASKS")),
