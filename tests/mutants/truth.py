@@ -26,6 +26,15 @@ from attnspec.spec.call import Call
 
 Kept = dict[Hashable, Any]
 SHELVES: dict[str, Kept] = {"budgets": {}, "answers": {}, "vectors": {}, "calls": {}}
+LAST_SHIFT = [0]
+
+
+def forget_other(shift: int) -> None:
+    """Forget what was computed for another shift of the seeds: all of them together would not fit into memory."""
+    if LAST_SHIFT != [shift]:
+        LAST_SHIFT[:] = [shift]
+        for shelf in SHELVES.values():
+            shelf.clear()
 
 
 @contextmanager
