@@ -133,9 +133,7 @@ def update(differences: dict[str, str], honest: set[str]) -> None:
 def main() -> int:
     """Run, report, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="with 2 or more, each run of a mutant ends at its first kill"
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="with 2 or more, a mutant's run ends at its first kill")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--only", help="run only what contains this in its name")
     parser.add_argument("--out", type=Path, help="write the report here, else to standard output")

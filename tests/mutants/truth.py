@@ -31,7 +31,7 @@ LAST_SHIFT = [0]
 
 def forget_other(shift: int) -> None:
     """Forget what was computed for another shift of the seeds: all of them together would not fit into memory."""
-    if LAST_SHIFT != [shift]:
+    if [shift] != LAST_SHIFT:
         LAST_SHIFT[:] = [shift]
         for shelf in SHELVES.values():
             shelf.clear()
