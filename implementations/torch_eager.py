@@ -29,21 +29,28 @@ class TorchEager:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        key_lengths: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return softmax(Q K^T * scale + bias) V over the visible keys, and the lse where asked for.
 
         Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
         and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not fit.
-        Rules: `attention.output`, `mask.fully-masked-row`, `softmax.lse`. Source: Vaswani et al. 2017, equation 1.
+        key_lengths: (batch,), int32 or int64; keys from there on are not read. Rules: `attention.output`,
+        `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`. Source: Vaswani et al.
+        2017, equation 1.
         """
-        check_call(query, key, value, attn_mask, enable_gqa)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths)
+        if key_lengths is not None:
+            absent = past_the_end(key_lengths, key.shape[2])  # (batch, k_len)
+            key = key.masked_fill(absent[:, None, :, None], 0.0)  # (batch, kv_heads, k_len, head_dim)
+            value = value.masked_fill(absent[:, None, :, None], 0.0)  # (batch, kv_heads, k_len, value_dim)
         group = query.shape[1] // key.shape[1]
         key = key.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, head_dim)
         value = value.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, value_dim)
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
-        scores = masked(scores, attn_mask, is_causal)
+        scores = masked(scores, attn_mask, is_causal, key_lengths)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
         weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, k_len)
         output = (weights @ value).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, value_dim)
@@ -53,11 +60,13 @@ class TorchEager:
         return output, torch.logsumexp(scores.to(wide), -1)  # (batch, q_heads, q_len)
 
 
-def masked(scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
-    """Return the scores with the bias added and -inf in every hidden slot, whatever finite value stood there.
+def masked(
+    scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool, key_lengths: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the scores with the bias added and -inf in every hidden slot, whatever value stood there.
 
     scores: (batch, q_heads, q_len, k_len). Raises InputError where the mask does not broadcast to them. Rules:
-    `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`, `mask.causal-upper-left`.
+    `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`, `mask.causal-upper-left`, `key-lengths.visible`.
     """
     hidden = torch.zeros_like(scores, dtype=torch.bool)  # (batch, q_heads, q_len, k_len)
     if attn_mask is not None:
@@ -69,7 +78,14 @@ def masked(scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool
             scores = scores + mask
     if is_causal:
         hidden = hidden | torch.ones_like(hidden).triu(1)  # j > i
+    if key_lengths is not None:
+        hidden = hidden | past_the_end(key_lengths, scores.shape[-1])[:, None, None, :]
     return scores.masked_fill(hidden, -torch.inf)
+
+
+def past_the_end(key_lengths: torch.Tensor, k_len: int) -> torch.Tensor:
+    """Return which keys do not exist, bool (batch, k_len): j >= key_lengths[batch]. Rule: `key-lengths.visible`."""
+    return torch.arange(k_len, device=key_lengths.device) >= key_lengths[:, None]
 
 
 def broadcast_mask(attn_mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -81,12 +97,17 @@ def broadcast_mask(attn_mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def check_call(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, enable_gqa: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    enable_gqa: bool,
+    key_lengths: torch.Tensor | None = None,
 ) -> None:
     """Raise InputError for tensors that do not fit, where torch operations would broadcast or convert in silence.
 
     Shapes as in `attnspec.spec.call.Call`. Rules: `notation.shapes`, `notation.dtypes`,
-    `mask.additive`, `grouped.heads-divide`, `contract.refusal`.
+    `mask.additive`, `grouped.heads-divide`, `key-lengths.range`, `contract.refusal`.
     """
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if not query.ndim == key.ndim == value.ndim == 4:
@@ -102,6 +123,16 @@ def check_call(
     q_heads, kv_heads = query.shape[1], key.shape[1]
     if kv_heads == 0 or q_heads % kv_heads or (q_heads != kv_heads and not enable_gqa):
         raise InputError(f"{shapes}: use as many key heads as query heads, or a divisor and enable_gqa=True")
+    if key_lengths is not None:
+        check_lengths(key_lengths, query.shape[0], key.shape[2])
+
+
+def check_lengths(key_lengths: torch.Tensor, batch: int, k_len: int) -> None:
+    """Raise InputError unless key_lengths is (batch,), int32 or int64, each 0 to k_len. Rule: `key-lengths.range`."""
+    if key_lengths.dtype not in (torch.int32, torch.int64) or key_lengths.shape != (batch,):
+        raise InputError(f"key_lengths {key_lengths.dtype} {tuple(key_lengths.shape)}: use int32 or int64, ({batch},)")
+    if ((key_lengths < 0) | (key_lengths > k_len)).any():
+        raise InputError(f"key_lengths {key_lengths.tolist()}: use 0 to {k_len}")
 
 
 backend = TorchEager()

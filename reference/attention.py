@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from attnspec.reference import grouped_heads, masks
+from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.reference.softmax import lse, softmax
 from attnspec.spec.call import Call, Result
 from attnspec.spec.errors import InputError
@@ -22,17 +22,23 @@ def attention(
     causal_alignment: str = "upper_left",
     scale: float | None = None,
     enable_gqa: bool = False,
+    key_lengths: torch.Tensor | None = None,
 ) -> Result:
     """Return output, lse and weights of attention, all in float64.
 
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), of any floating dtype; a key and value batch of 1 serves every query batch. attn_mask: bool or
-    additive, of a shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim). Returns
-    output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len).
-    Raises InputError where shapes or dtypes do not fit. Rules: `attention.output`, `attention.scale-default`,
-    `attention.scale-explicit`. Source: Vaswani et al. 2017, equation 1.
+    additive, of a shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim).
+    key_lengths: (batch,), int32 or int64, how many keys of each batch element exist; None is all. Returns output
+    (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len). Raises
+    InputError where shapes or dtypes do not fit, or a length is out of range. Rules: `attention.output`,
+    `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`. Source: Vaswani et al. 2017,
+    equation 1.
     """
     check_inputs(query, key, value, enable_gqa)
+    if key_lengths is not None:
+        key = lengths.clear_absent(key, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, head_dim)
+        value = lengths.clear_absent(value, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, value_dim)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     query, key, value = query.double(), key.double(), value.double()
     key = grouped_heads.expand(key, query.shape[1])  # (batch, q_heads, k_len, head_dim)
@@ -40,7 +46,7 @@ def attention(
     scores = scale * (query @ key.transpose(-1, -2))  # (batch, q_heads, q_len, k_len)
     shape = (scores.shape[0], scores.shape[1], scores.shape[2], scores.shape[3])
     scores = scores + masks.bias(shape, attn_mask)
-    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment)
+    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
     weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
     output = weights @ value  # (batch, q_heads, q_len, value_dim)
     return Result(output=output, lse=lse(scores, visible), weights=weights)

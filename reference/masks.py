@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import torch
 
+from attnspec.reference import lengths
 from attnspec.spec.errors import InputError
 
 
-def causal(q_len: int, k_len: int, alignment: str = "upper_left") -> torch.Tensor:
+def causal(
+    q_len: int, k_len: int, alignment: str = "upper_left", key_lengths: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the causal triangle, (q_len, k_len), True where query i sees key j.
 
-    `upper_left`: j <= i. `lower_right`: j <= i + (k_len - q_len), the last query sees every key. Raises InputError for
-    another alignment. Rules: `mask.causal-upper-left`, `mask.causal-lower-right`. Source: PyTorch
-    `torch.nn.attention.bias`.
+    `upper_left`: j <= i. `lower_right`: j <= i + (k_len - q_len), the last query sees every key. With key_lengths,
+    (batch,), the keys of a batch element end there: `lower_right` is j <= i + (key_lengths[batch] - q_len), and its
+    triangle is (batch, 1, q_len, k_len). Raises InputError for another alignment. Rules: `mask.causal-upper-left`,
+    `mask.causal-lower-right`, `key-lengths.causal`. Source: PyTorch `torch.nn.attention.bias`; flash-attention,
+    `flash_attn_with_kvcache`.
     """
-    offsets = {"upper_left": 0, "lower_right": k_len - q_len}
+    end = k_len if key_lengths is None else key_lengths[:, None, None, None]  # (batch, 1, 1, 1)
+    offsets = {"upper_left": 0, "lower_right": end - q_len}
     if alignment not in offsets:
         raise InputError(f"causal_alignment is {alignment!r}: use one of {', '.join(offsets)}")
     query_position = torch.arange(q_len)[:, None]  # (q_len, 1)
     key_position = torch.arange(k_len)[None, :]  # (1, k_len)
-    return key_position <= query_position + offsets[alignment]  # (q_len, k_len)
+    return key_position <= query_position + offsets[alignment]
 
 
 def visible(
@@ -27,19 +33,23 @@ def visible(
     attn_mask: torch.Tensor | None = None,
     is_causal: bool = False,
     causal_alignment: str = "upper_left",
+    key_lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the visible set, bool (batch, q_heads, q_len, k_len): True where the key takes part in the row's softmax.
 
-    A slot is hidden where a bool mask is False, where an additive mask is -inf, or where the causal triangle hides it;
-    each applies on its own. Raises InputError where the mask does not broadcast. Rules: `mask.bool`, `mask.additive`,
+    A slot is hidden where its key does not exist (j >= key_lengths[batch]), where a bool mask is False, where an
+    additive mask is -inf, or where the causal triangle hides it; each applies on its own. Raises InputError where the
+    mask does not broadcast or the lengths do not fit. Rules: `key-lengths.visible`, `mask.bool`, `mask.additive`,
     `mask.broadcast`, `mask.combine`.
     """
     seen = torch.ones(shape, dtype=torch.bool)
+    if key_lengths is not None:
+        seen = seen & lengths.visible(shape, key_lengths)
     if attn_mask is not None:
         keep = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
         seen = seen & broadcast(keep, shape)
     if is_causal:
-        seen = seen & causal(shape[-2], shape[-1], causal_alignment)
+        seen = seen & causal(shape[-2], shape[-1], causal_alignment, key_lengths)
     return seen
 
 

@@ -19,6 +19,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "masks",
     "softmax",
     "grouped-heads",
+    "kv-cache",
     "accuracy",
     "contract",
     "profiles",

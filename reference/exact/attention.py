@@ -33,6 +33,7 @@ def attention(
     causal_alignment: str = UPPER_LEFT,
     scale: float | None = None,
     enable_gqa: bool = False,
+    key_lengths: NDArray[np.integer] | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactResult:
     """Return attention and its log-sum-exp, each entry the true real number rounded once to `rounded_to`.
@@ -41,16 +42,27 @@ def attention(
     k_len, value_dim), with kv_batch batch or 1; float16, float32 or float64, read as exact numbers.
     attn_mask: broadcasts to (batch, q_heads, q_len, k_len). bool: True takes part; float: added to the scaled score in
     its natural units, and -inf excludes the slot. is_causal hides keys too, and both apply.
+    key_lengths: (batch,), int32 or int64: how many keys of each batch element exist, from the first on; None is all.
+    What key, value and attn_mask hold beyond is not read. The lower-right corner lies at each one's own last key.
     scale: None is the real number 1/sqrt(head_dim), another is its exact float64 value.
     A row that sees no key has output 0 and lse -inf; zeros are +0. lse is the natural logarithm.
 
     Raises InputError for arguments that do not fit and for a NaN or an infinity that a query sees, UndecidedError
     where PRECISION_CAP bits do not prove a rounding. Rules `attention.scale-default`, `mask.bias-then-mask`,
     `mask.hidden-values`, `mask.hidden-nan`, `mask.causal-upper-left`, `mask.causal-lower-right`,
-    `mask.fully-masked-row`, `grouped.head-map`, `softmax.lse`. Source: Vaswani et al. 2017, section 3.2.1.
+    `mask.fully-masked-row`, `grouped.head-map`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`,
+    `key-lengths.causal`, `key-lengths.zero`. Source: Vaswani et al. 2017, section 3.2.1.
     """
     alignment = causal_alignment if is_causal else None
-    given = checked_input(query, key, value, attn_mask=attn_mask, causal_alignment=alignment, enable_gqa=enable_gqa)
+    given = checked_input(
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        causal_alignment=alignment,
+        enable_gqa=enable_gqa,
+        key_lengths=key_lengths,
+    )
     factor = scale_of(checked_scale(scale), given.query.shape[3])
     output = np.zeros(given.output_shape)
     lse = np.full(given.output_shape[:3], -math.inf)

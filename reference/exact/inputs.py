@@ -14,6 +14,7 @@ from attnspec.reference.exact.visibility import causal_visible
 from attnspec.spec.errors import InputError
 
 FLOAT_DTYPES = ("float16", "float32", "float64")
+LENGTH_DTYPES = ("int32", "int64")
 
 AnyNumber = TypeVar("AnyNumber", np.bool_, np.float64)
 
@@ -66,18 +67,22 @@ def checked_input(
     attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None,
     causal_alignment: str | None,
     enable_gqa: bool,
+    key_lengths: NDArray[np.integer] | None = None,
 ) -> AttentionInput:
     """Return the arrays of a call as float64, with the slots that each query may see.
 
-    causal_alignment: None where the call is not causal. Raises InputError for dtypes or shapes that do not fit.
+    causal_alignment: None where the call is not causal. key_lengths: (batch,); the call of a batch element is that of
+    its first keys alone, so its causal corner lies at its own last key (rules `key-lengths.visible`,
+    `key-lengths.causal`). Raises InputError for dtypes, shapes or lengths that do not fit.
     """
     q, k, v = _floats("query", query), _floats("key", key), _floats("value", value)
     _check_shapes(q, k, v)
     _check_heads(q.shape[1], k.shape[1], enable_gqa)
     shape = (*q.shape[:3], k.shape[2])  # (batch, q_heads, q_len, k_len)
-    visible = np.ones(shape, dtype=np.bool_)
-    if causal_alignment is not None:
-        visible &= causal_visible(shape[2], shape[3], causal_alignment)
+    visible = np.zeros(shape, dtype=np.bool_)
+    for batch, length in enumerate(_checked_lengths(key_lengths, shape[0], shape[3])):
+        slots = visible[batch, :, :, :length]  # (q_heads, q_len, length)
+        slots[...] = True if causal_alignment is None else causal_visible(shape[2], length, causal_alignment)
     if attn_mask is None:
         return AttentionInput(q, k, v, None, visible)
     mask = np.asarray(attn_mask)
@@ -125,6 +130,22 @@ def _check_heads(q_heads: int, kv_heads: int, enable_gqa: bool) -> None:
         raise InputError(f"query has {q_heads} heads and key {kv_heads}: make them equal, or set enable_gqa")
     if q_heads and (kv_heads == 0 or q_heads % kv_heads):
         raise InputError(f"query has {q_heads} heads and key {kv_heads}: use a multiple of the key's heads")
+
+
+def _checked_lengths(key_lengths: NDArray[np.integer] | None, batch: int, k_len: int) -> list[int]:
+    """Return how many keys each batch element has (rule `key-lengths.range`): all where no lengths are given."""
+    if key_lengths is None:
+        return [k_len] * batch
+    array = np.asarray(key_lengths)
+    if array.dtype.name not in LENGTH_DTYPES:
+        raise InputError(f"key_lengths has dtype {array.dtype}: use {' or '.join(LENGTH_DTYPES)}")
+    if array.shape != (batch,):
+        raise InputError(f"key_lengths has shape {array.shape}: use ({batch},), a length for each batch element")
+    lengths: list[int] = array.tolist()
+    for place, length in enumerate(lengths):
+        if length < 0 or length > k_len:
+            raise InputError(f"key_lengths holds {length} at {place}: use 0 to {k_len}, the number of keys")
+    return lengths
 
 
 def _broadcast_mask(mask: NDArray[AnyNumber], shape: tuple[int, ...]) -> NDArray[AnyNumber]:
