@@ -18,6 +18,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "masks",
     "softmax",
     "grouped-heads",
+    "backward",
     "accuracy",
     "contract",
     "profiles",
