@@ -14,7 +14,7 @@ from attnspec.spec.errors import InputError
 
 
 class Gradients(NamedTuple):
-    """The gradients of a loss in float64, each of the shape of its input; attn_mask is None for a bool mask or none."""
+    """The gradients of a loss in float64, each of its input's shape; attn_mask is None for a bool mask or none."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -102,8 +102,8 @@ def softmax_backward(
 def sum_readers(grad: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a key or value tensor: the sum over the query heads and batches that read it.
 
-    grad: (batch, q_heads, k_len, dim), one for each query head; heads: the tensor as given, (kv_batch, kv_heads, k_len,
-    dim), kv_batch batch or 1. Returns the shape of `heads`. Rules: `backward.grouped`, `backward.broadcast`.
+    grad: (batch, q_heads, k_len, dim), one for each query head; heads: the tensor as given, (kv_batch, kv_heads,
+    k_len, dim), kv_batch batch or 1. Returns the shape of `heads`. Rules: `backward.grouped`, `backward.broadcast`.
     """
     kv_batch, kv_heads = heads.shape[:2]
     batch, q_heads, k_len, dim = grad.shape

@@ -55,7 +55,7 @@ def backward(
     enable_gqa: bool = False,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
-    """Return the gradients of a loss by query, key, value and an additive attn_mask, each the true number rounded once.
+    """Return the gradients of a loss by query, key, value and an additive attn_mask, each the true one rounded once.
 
     query to value and attn_mask to rounded_to are those of `attnspec.reference.exact.attention`. grad_output: gradient
     of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the lse,

@@ -7,8 +7,8 @@ Row i, whose visible keys j have weights p_j, adds to an entry, but for the fact
 with exact numbers x, c and a. Of the gradient of a score, p_j (a_j - delta + dlse) with delta = sum_l p_l a_l, c_j is
 the multiplier and x_j = c_j (a_j + dlse). Of a weight, x_j is the multiplier and c is 0.
 
-The keys of a row fall into groups of exactly equal score; e_g = exp(s_g - s_0), with s_0 the largest score, and group g
-has n_g keys. With W = sum_g n_g e_g and X, C, A the sums of x, c, a in the groups, what the row adds is
+The keys of a row fall into groups of exactly equal score; e_g = exp(s_g - s_0), with s_0 the largest score, and group
+g has n_g keys. With W = sum_g n_g e_g and X, C, A the sums of x, c, a in the groups, what the row adds is
 
     N / D,   N = W sum_g X_g e_g - (sum_g C_g e_g) (sum_g A_g e_g),   D = W^2;   N = sum_g X_g e_g,   D = W without c.
 

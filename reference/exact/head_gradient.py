@@ -55,8 +55,9 @@ class HeadGradient:
     def weights_and_grad_scores(self) -> tuple[arb_mat, arb_mat]:
         """Return p_ij and ds_ij = p_ij (a_ij - delta_i + dlse_i), (q_len, k_len), as balls of the working precision.
 
-        Both a_ij and delta_i are taken relative to the key t of the largest score, ds_ij = p_ij ((a_ij - a_it + dlse_i)
-        - sum_l p_il (a_il - a_it)), so that a small ds_ij is as accurate as a large one; hidden slots are exactly 0.
+        Both a_ij and delta_i are taken relative to the key t of the largest score,
+        ds_ij = p_ij ((a_ij - a_it + dlse_i) - sum_l p_il (a_il - a_it)),
+        so that a small ds_ij is as accurate as a large one; hidden slots are exactly 0.
         """
         q_len, k_len = self.given.visible.shape
         weights, grad_scores = arb_mat(q_len, k_len), arb_mat(q_len, k_len)
