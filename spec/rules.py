@@ -24,6 +24,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "multi-head",
     "additive-attention",
     "dropout",
+    "backward",
     "accuracy",
     "contract",
     "profiles",

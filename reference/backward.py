@@ -1,0 +1,151 @@
+"""The gradients of attention in closed form, as documented and in float64 (chapter "backward")."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from attnspec.reference import grouped_heads, masks
+from attnspec.reference.attention import check_inputs
+from attnspec.reference.softmax import softmax
+from attnspec.spec.errors import InputError
+
+
+class Gradients(NamedTuple):
+    """The gradients of a loss in float64, each of its input's shape; attn_mask is None for a bool mask or none."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None
+
+
+def backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    grad_output: torch.Tensor,
+    *,
+    grad_lse: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    causal_alignment: str = "upper_left",
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    dropout_p: float = 0.0,
+    keep: torch.Tensor | None = None,
+) -> Gradients:
+    """Return the gradients of a loss with respect to query, key, value and an additive attn_mask, all in float64.
+
+    query to value and attn_mask to enable_gqa are those of `attnspec.reference.attention.attention`. grad_output:
+    gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
+    lse, (batch, q_heads, q_len), None for 0; of any floating dtype. dropout_p: in [0, 1); keep: the bool mask that
+    dropout drew in the forward, (batch, q_heads, q_len, k_len), True where a weight is kept. Hidden slots and rows
+    that see no key add exactly 0. Raises InputError where shapes or dtypes do not fit. Rules: `backward.query`,
+    `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.empty-row`, `backward.hidden`,
+    `backward.matches-forward`, `backward.dropout`. Source: Dao et al. 2022 (FlashAttention), appendix B.2.
+    """
+    check_inputs(query, key, value, enable_gqa)
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    check_gradients(query, value, grad_output, grad_lse)
+    check_dropout(shape, dropout_p, keep)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    queries, grad_output = query.double(), grad_output.double()
+    keys = grouped_heads.expand(key.double(), query.shape[1])  # (batch, q_heads, k_len, head_dim)
+    values = grouped_heads.expand(value.double(), query.shape[1])  # (batch, q_heads, k_len, value_dim)
+
+    scores = scale * (queries @ keys.transpose(-1, -2)) + masks.bias(shape, attn_mask)
+    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment)
+    weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
+
+    grad_weights = dropout(grad_output @ values.transpose(-1, -2), dropout_p, keep)  # (batch, q_heads, q_len, k_len)
+    grad_scores = softmax_backward(weights, grad_weights, visible, grad_lse)  # (batch, q_heads, q_len, k_len)
+    grad_keys = scale * (grad_scores.transpose(-1, -2) @ queries)  # (batch, q_heads, k_len, head_dim)
+    grad_values = dropout(weights, dropout_p, keep).transpose(-1, -2) @ grad_output
+    return Gradients(
+        query=scale * (grad_scores @ keys),
+        key=sum_readers(grad_keys, key),
+        value=sum_readers(grad_values, value),
+        attn_mask=mask_backward(grad_scores, attn_mask),
+    )
+
+
+def dropout(weights: torch.Tensor, dropout_p: float, keep: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights, or their gradients, after dropout: kept ones divided by 1 - dropout_p, the others 0.
+
+    weights, keep: (batch, q_heads, q_len, k_len); keep: bool, None where nothing is dropped. Dropout multiplies by
+    constants, so its backward is dropout with the same mask. Rule: `backward.dropout`. Source: Srivastava et al. 2014,
+    section 4; PyTorch `torch.nn.Dropout` for the division.
+    """
+    return weights if keep is None else torch.where(keep, weights / (1 - dropout_p), 0.0)
+
+
+def softmax_backward(
+    weights: torch.Tensor, grad_weights: torch.Tensor, visible: torch.Tensor, grad_lse: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the gradient with respect to the scores, p_j (dp_j - delta + dlse), delta = sum_l p_l dp_l.
+
+    weights, grad_weights, visible: (..., q_len, k_len); grad_lse: (..., q_len), None for 0. Returns (..., q_len,
+    k_len), 0 in hidden slots whatever finite numbers their values hold. Rules: `backward.query`, `backward.lse`,
+    `backward.hidden`, `backward.empty-row`. Source: Dao et al. 2022, appendix B.2.
+    """
+    grad_weights = torch.where(visible, grad_weights, 0.0)
+    delta = (weights * grad_weights).sum(-1, keepdim=True)  # (..., q_len, 1)
+    grad_scores = grad_weights - delta  # (..., q_len, k_len)
+    if grad_lse is not None:
+        grad_scores = grad_scores + grad_lse.double()[..., None]
+    return weights * grad_scores
+
+
+def sum_readers(grad: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a key or value tensor: the sum over the query heads and batches that read it.
+
+    grad: (batch, q_heads, k_len, dim), one for each query head; heads: the tensor as given, (kv_batch, kv_heads,
+    k_len, dim), kv_batch batch or 1. Returns the shape of `heads`. Rules: `backward.grouped`, `backward.broadcast`.
+    """
+    kv_batch, kv_heads = heads.shape[:2]
+    batch, q_heads, k_len, dim = grad.shape
+    groups = grad.reshape(batch, kv_heads, q_heads // kv_heads, k_len, dim)
+    summed = groups.sum(2)  # (batch, kv_heads, k_len, dim)
+    return summed.sum(0, keepdim=True) if kv_batch == 1 else summed
+
+
+def mask_backward(grad_scores: torch.Tensor, attn_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the gradient of an additive mask: that of the scores, summed over what the mask was broadcast along.
+
+    grad_scores: (batch, q_heads, q_len, k_len). Returns the shape of attn_mask; None for a bool mask or none. Rules:
+    `backward.bias`, `backward.broadcast`.
+    """
+    if attn_mask is None or attn_mask.dtype == torch.bool:
+        return None
+    summed: torch.Tensor = grad_scores.sum_to_size(attn_mask.shape)
+    return summed
+
+
+def check_gradients(
+    query: torch.Tensor, value: torch.Tensor, grad_output: torch.Tensor, grad_lse: torch.Tensor | None
+) -> None:
+    """Raise InputError where the gradients that come in do not have the shapes of output and lse."""
+    rows = query.shape[:3]
+    for name, grad, shape in (
+        ("grad_output", grad_output, (*rows, value.shape[-1])),
+        ("grad_lse", grad_lse, tuple(rows)),
+    ):
+        if grad is None:
+            continue
+        if tuple(grad.shape) != shape:
+            raise InputError(f"{name} has shape {tuple(grad.shape)}: use {shape}")
+        if not grad.dtype.is_floating_point:
+            raise InputError(f"{name} is {grad.dtype}: use a floating dtype")
+
+
+def check_dropout(shape: tuple[int, int, int, int], dropout_p: float, keep: torch.Tensor | None) -> None:
+    """Raise InputError where dropout_p is no probability below 1, or keep is missing or does not fit the weights."""
+    if not 0 <= dropout_p < 1:
+        raise InputError(f"dropout_p is {dropout_p}: use a probability of at least 0 and less than 1")
+    if dropout_p > 0 and keep is None:
+        raise InputError(f"dropout_p is {dropout_p} and keep is None: give the mask that the forward drew")
+    if keep is not None and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
+        raise InputError(f"keep is {keep.dtype} {tuple(keep.shape)}: use a bool mask {shape}")

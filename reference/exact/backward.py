@@ -1,0 +1,194 @@
+"""The gradients of scaled dot-product attention, every entry proven correctly rounded (chapter "backward")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from flint import arb, arb_mat
+from numpy.typing import NDArray
+
+from attnspec.reference.exact.gradient_ties import Addend, factor_ball, settle
+from attnspec.reference.exact.head_gradient import HeadGradient, ball_matrix, exact
+from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale
+from attnspec.reference.exact.precision import first_precision, working_precision
+from attnspec.reference.exact.rounding import round_ball
+from attnspec.reference.exact.scale import Scale, scale_of
+from attnspec.reference.exact.visibility import UPPER_LEFT
+from attnspec.spec.dtypes import FLOAT64, Format
+from attnspec.spec.errors import InputError
+
+Balls = NDArray[np.object_]
+"""An array of balls."""
+
+Addends = Callable[..., Iterator[Addend]]
+"""What the rows add to the entry at an index."""
+
+ONE = Scale(Fraction(1))
+
+
+@dataclass(frozen=True)
+class ExactGradients:
+    """The true gradients, rounded once, each of the shape of its input; attn_mask is None for a bool mask or none."""
+
+    query: NDArray[np.float64]
+    key: NDArray[np.float64]
+    value: NDArray[np.float64]
+    attn_mask: NDArray[np.float64] | None
+
+
+def backward(
+    query: NDArray[np.floating],
+    key: NDArray[np.floating],
+    value: NDArray[np.floating],
+    grad_output: NDArray[np.floating],
+    *,
+    grad_lse: NDArray[np.floating] | None = None,
+    attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None = None,
+    is_causal: bool = False,
+    causal_alignment: str = UPPER_LEFT,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    rounded_to: Format = FLOAT64,
+) -> ExactGradients:
+    """Return the gradients of a loss by query, key, value and an additive attn_mask, each the true one rounded once.
+
+    query to value and attn_mask to rounded_to are those of `attnspec.reference.exact.attention`. grad_output: gradient
+    of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the lse,
+    (batch, q_heads, q_len), None for 0; float16, float32 or float64, read as exact numbers. Rows that see no key and
+    slots that are hidden add 0; zeros are +0.
+
+    Raises InputError for arguments that do not fit and for a NaN or an infinity that takes part, UndecidedError where
+    PRECISION_CAP bits do not prove a rounding (module `gradient_ties` says which entries can come to that). Rules
+    `backward.query`, `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.grouped`,
+    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`. Source: Dao et al. 2022
+    (FlashAttention), appendix B.2.
+    """
+    alignment = causal_alignment if is_causal else None
+    given = checked_input(query, key, value, attn_mask=attn_mask, causal_alignment=alignment, enable_gqa=enable_gqa)
+    seeing = np.asarray(given.visible.any(axis=-1))  # (batch, q_heads, q_len)
+    grad_output = _checked_gradient("grad_output", grad_output, given.output_shape, seeing[..., None])
+    lse_shape = given.output_shape[:3]
+    grad_lse = _checked_gradient("grad_lse", np.zeros(lse_shape) if grad_lse is None else grad_lse, lse_shape, seeing)
+    factor = scale_of(checked_scale(scale), given.query.shape[3])
+    heads = {
+        (b, h): HeadGradient(given.head(b, h), grad_output[b, h], grad_lse[b, h], factor)
+        for b, h in np.ndindex(lse_shape[:2])
+    }
+    mask_shape = None if given.bias is None else np.shape(attn_mask)  # type: ignore[arg-type]
+    return _CallGradient(given, heads, factor, mask_shape).rounded(rounded_to)
+
+
+@dataclass(frozen=True)
+class _CallGradient:
+    """All heads of a call. mask_shape: that of attn_mask as it was given, or None where it has no gradient."""
+
+    given: AttentionInput
+    heads: dict[tuple[int, int], HeadGradient]
+    scale: Scale
+    mask_shape: tuple[int, ...] | None
+
+    @cached_property
+    def mask_entries(self) -> NDArray[np.intp]:
+        """The entry of the mask, counted in row-major order, that each slot (batch, q_heads, q_len, k_len) reads."""
+        assert self.mask_shape is not None
+        entries = np.arange(math.prod(self.mask_shape)).reshape(self.mask_shape)
+        return np.broadcast_to(entries, self.given.visible.shape)
+
+    def rounded(self, fmt: Format) -> ExactGradients:
+        """Return the gradients, rounded to `fmt`: in balls first, the entries that stay open by an exact argument."""
+        start = first_precision(fmt, self.given.visible.size)
+        with working_precision(start):
+            query, key, value, mask = self._balls()
+
+            def settled(name: str, balls: Balls, addends: Addends, factor: Scale) -> NDArray[np.float64]:
+                numbers = [round_ball(ball, fmt) for ball in balls.ravel().tolist()]
+                for n, index in enumerate(np.ndindex(balls.shape)):
+                    if numbers[n] is None:
+                        what = f"gradient of {name} at {index}"
+                        numbers[n] = settle(addends(*index), factor, self.scale.radicand, fmt, start, what)
+                return np.array(numbers, dtype=np.float64).reshape(balls.shape)
+
+            return ExactGradients(
+                query=settled("query", query, self._query_addends, self.scale),
+                key=settled("key", key, self._key_addends, self.scale),
+                value=settled("value", value, self._value_addends, ONE),
+                attn_mask=None if mask is None else settled("attn_mask", mask, self._mask_addends, ONE),
+            )
+
+    def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None]:
+        """Return the gradients of query, key, value and attn_mask as balls of the working precision."""
+        query, key, value = (_zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
+        mask = None if self.mask_shape is None else _zeros(self.mask_shape)
+        for (b, h), head in self.heads.items():
+            weights, grad_scores = head.weights_and_grad_scores()
+            source = self._source(b, h)
+            query[b, h] = _entries(grad_scores * ball_matrix(head.given.key))
+            key[source] += _entries(grad_scores.transpose() * ball_matrix(head.given.query))
+            value[source] += _entries(weights.transpose() * ball_matrix(head.grad_output))
+            if mask is not None:
+                np.add.at(mask.ravel(), self.mask_entries[b, h], _entries(grad_scores))
+        factor = factor_ball(self.scale)
+        return query * factor, key * factor, value, mask
+
+    def _source(self, batch: int, head: int) -> tuple[int, int]:
+        """Return the batch and head of key and value that a query head reads (rule `grouped.head-map`)."""
+        group = self.given.query.shape[1] // self.given.key.shape[1]
+        return batch if self.given.key.shape[0] > 1 else 0, head // group
+
+    def _readers(self, kv_batch: int, kv_head: int, key: int) -> Iterator[tuple[HeadGradient, int]]:
+        """Yield every row that sees a key, with its head."""
+        for place, head in self.heads.items():
+            if self._source(*place) == (kv_batch, kv_head):
+                for row in np.flatnonzero(head.given.visible[:, key]).tolist():
+                    yield head, row
+
+    def _query_addends(self, batch: int, head: int, row: int, column: int) -> Iterator[Addend]:
+        reader = self.heads[batch, head]
+        if reader.keys_of_row[row]:
+            keys = reader.given.key[:, column]
+            yield reader.of_scores(row, {j: exact(keys[j]) for j in reader.keys_of_row[row]})
+
+    def _key_addends(self, kv_batch: int, kv_head: int, key: int, column: int) -> Iterator[Addend]:
+        for reader, row in self._readers(kv_batch, kv_head, key):
+            yield reader.of_scores(row, {key: exact(reader.given.query[row, column])})
+
+    def _value_addends(self, kv_batch: int, kv_head: int, key: int, column: int) -> Iterator[Addend]:
+        for reader, row in self._readers(kv_batch, kv_head, key):
+            yield reader.of_weights(row, {key: exact(reader.grad_output[row, column])})
+
+    def _mask_addends(self, *index: int) -> Iterator[Addend]:
+        assert self.mask_shape is not None
+        entry = np.arange(math.prod(self.mask_shape)).reshape(self.mask_shape)[index]
+        slots = (self.mask_entries == entry) & self.given.visible
+        for b, h, row in np.argwhere(slots.any(axis=-1)).tolist():
+            keys = np.flatnonzero(slots[b, h, row]).tolist()
+            yield self.heads[b, h].of_scores(row, dict.fromkeys(keys, exact(1.0)))
+
+
+def _checked_gradient(
+    name: str, array: NDArray[np.floating], shape: tuple[int, ...], used: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return a gradient as float64, with 0 in the rows that see no key. Raises InputError."""
+    array = np.asarray(array)
+    if array.dtype.name not in FLOAT_DTYPES:
+        raise InputError(f"{name} has dtype {array.dtype}: use {', '.join(FLOAT_DTYPES)}")
+    if array.shape != shape:
+        raise InputError(f"{name} has shape {array.shape}: use {shape}")
+    faults = np.argwhere(~np.isfinite(array) & used)
+    if len(faults):
+        where = tuple(faults[0].tolist())
+        raise InputError(f"{name} holds {array[where]} at {where}: the exact oracle takes finite numbers there")
+    return np.where(used, array, 0.0).astype(np.float64)
+
+
+def _zeros(shape: tuple[int, ...]) -> Balls:
+    return np.full(shape, arb(0), dtype=np.object_)
+
+
+def _entries(matrix: arb_mat) -> Balls:
+    return np.array(matrix.entries(), dtype=np.object_).reshape(matrix.nrows(), matrix.ncols())

@@ -1,0 +1,110 @@
+"""The weights of one head and the gradients of its scores: in balls, and as exact addends to one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from flint import arb, arb_mat, fmpq, fmpq_mat
+from numpy.typing import NDArray
+
+from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
+from attnspec.reference.exact.gradient_ties import Addend, Gap
+from attnspec.reference.exact.head import HeadInput
+from attnspec.reference.exact.scale import Scale
+from attnspec.reference.exact.scores import Scores, exact_scores
+from attnspec.reference.exact.ties import groups_of_row
+
+
+@dataclass(frozen=True)
+class HeadGradient:
+    """One query head with the gradients that come into it.
+
+    given: what the head sees; grad_output: (q_len, value_dim); grad_lse: (q_len,); both finite, and 0 in rows that see
+    no key.
+    """
+
+    given: HeadInput
+    grad_output: NDArray[np.float64]
+    grad_lse: NDArray[np.float64]
+    scale: Scale
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The exact scores."""
+        return exact_scores(self.given.query, self.given.key, self.given.bias, self.scale)
+
+    @cached_property
+    def keys_of_row(self) -> list[list[int]]:
+        """The visible keys of each row."""
+        return [np.flatnonzero(row).tolist() for row in self.given.visible]
+
+    @cached_property
+    def products(self) -> list[list[fmpq]]:
+        """a_ij = do_i . v_j, the gradient of weight j of row i, exact."""
+        product = dyadic_matrix(self.grad_output).times_transposed(dyadic_matrix(self.given.value))
+        return rational_matrix(product).table()
+
+    @cached_property
+    def groups_of_row(self) -> list[dict[Gap, list[int]]]:
+        """The visible keys of each row by their gap to the row's largest score."""
+        return [self._groups(row, keys) if keys else {} for row, keys in enumerate(self.keys_of_row)]
+
+    def weights_and_grad_scores(self) -> tuple[arb_mat, arb_mat]:
+        """Return p_ij and ds_ij = p_ij (a_ij - delta_i + dlse_i), (q_len, k_len), as balls of the working precision.
+
+        Both a_ij and delta_i are taken relative to the key t of the largest score,
+        ds_ij = p_ij ((a_ij - a_it + dlse_i) - sum_l p_il (a_il - a_it)),
+        so that a small ds_ij is as accurate as a large one; hidden slots are exactly 0.
+        """
+        q_len, k_len = self.given.visible.shape
+        weights, grad_scores = arb_mat(q_len, k_len), arb_mat(q_len, k_len)
+        for i, keys in enumerate(self.keys_of_row):
+            if not keys:
+                continue
+            seen = [self.scores.rows[i][j] for j in keys]
+            largest = self.scores.largest(seen)
+            exponentials = [gap.exp() for gap in self.scores.balls(seen, origin=largest)]
+            total = sum(exponentials, arb(0))
+            top = self.products[i][keys[seen.index(largest)]]
+            beyond = [self.products[i][j] - top for j in keys]
+            drift = sum((e * a for e, a in zip(exponentials, beyond, strict=True)), arb(0)) / total
+            grad_lse = exact(self.grad_lse[i])
+            for j, exponential, a in zip(keys, exponentials, beyond, strict=True):
+                weights[i, j] = exponential / total
+                grad_scores[i, j] = weights[i, j] * (a + grad_lse - drift)
+        return weights, grad_scores
+
+    def of_scores(self, row: int, multipliers: Mapping[int, fmpq]) -> Addend:
+        """Return sum_j c_j ds_j over the visible keys of a row that sees one."""
+        products, grad_lse = self.products[row], exact(self.grad_lse[row])
+        direct = {j: c * (products[j] + grad_lse) for j, c in multipliers.items()}
+        return Addend(self.groups_of_row[row], direct, multipliers, products)
+
+    def of_weights(self, row: int, multipliers: Mapping[int, fmpq]) -> Addend:
+        """Return sum_j x_j p_j over the visible keys of a row that sees one."""
+        return Addend(self.groups_of_row[row], multipliers, {}, self.products[row])
+
+    def _groups(self, row: int, keys: list[int]) -> dict[Gap, list[int]]:
+        groups = groups_of_row(self.scores, row, keys)
+        unit = fmpq(self.scores.unit.numerator, self.scores.unit.denominator)
+        x, y = groups[0].score
+        return {((group.score[0] - x) * unit, (group.score[1] - y) * unit): group.keys for group in groups}
+
+
+def exact(x: float) -> fmpq:
+    """Return a finite float as the rational number that it is."""
+    return fmpq(*float(x).as_integer_ratio())
+
+
+def rational_matrix(matrix: DyadicMatrix) -> fmpq_mat:
+    """Return the matrix as rational numbers."""
+    return fmpq_mat(matrix.integers) * fmpq(2) ** matrix.exponent
+
+
+def ball_matrix(array: NDArray[np.float64]) -> arb_mat:
+    """Return a finite float64 array (rows, columns) as balls of no width."""
+    rows, columns = array.shape
+    return arb_mat(rows, columns, [arb(x) for x in array.ravel().tolist()])
