@@ -14,7 +14,7 @@ import torch
 
 from attnspec.conformance.row_errors import lse_error, output_error
 from attnspec.conformance.rows import PATH_BLOCKS, Arithmetic, Rows, score_ties
-from attnspec.reference import grouped_heads, masks
+from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.call import Call
 from attnspec.spec.dtypes import FLOAT16, FLOAT32, FLOAT64, Format, format_of
@@ -62,7 +62,9 @@ def error_budget(
         return Budget(output, lse)
     scale = 1 / math.sqrt(head_dim) if call.scale is None else call.scale
     shape = (batch, q_heads, q_len, k_len)
-    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment)
+    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths)
+    if call.key_lengths is not None:
+        call = call.but(**{x: lengths.clear_absent(getattr(call, x), batch, call.key_lengths) for x in ("key", "value")})
     for b in range(batch):
         query, key, value = (_head_tensor(x, b, q_heads) for x in (call.query, call.key, call.value))
         bias = _bias(call.attn_mask, shape, b)

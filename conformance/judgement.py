@@ -8,11 +8,12 @@ import torch
 
 from attnspec.conformance.budget import Budget, error_budget
 from attnspec.conformance.comparison import Comparison, compare
+from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.reference import grouped_heads, masks
 from attnspec.reference.attention import answer
-from attnspec.spec.call import Call, Result
+from attnspec.spec.call import Call, Gradients, Result
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, format_named, format_of
 from attnspec.spec.problem import Problem
 
@@ -71,11 +72,53 @@ def _violation(
     return Violation(rule, what, found.details(name, axes), found.error_over_budget)
 
 
+def judge_gradients(
+    kernel: Kernel, problem: Problem, call: Call, got: Gradients, truth: Gradients, *, certified: bool = False
+) -> float:
+    """Return the worst error over budget of the gradients of a call.
+
+    truth, certified: as in `judge`. Raises Violation where an element is above its budget, and NotSupported where the
+    scores leave the range of the kernel's accuracy class.
+    """
+    accuracy = kernel.capabilities.accuracy
+    if not scores_in_range(call, accuracy):
+        raise NotSupported(f"scores beyond the range of class {accuracy}", declared=True)
+    budgets = gradient_budget(call, causal_alignment=problem.causal or UPPER_LEFT, accuracy=accuracy)
+    worst = 0.0
+    for name in Gradients._fields:
+        given, true, budget = (getattr(x, name) for x in (got, truth, budgets))
+        if true is None:
+            continue
+        if problem.dtype == FLOAT64.name and not certified:
+            budget = 2 * budget
+        comparison = compare(given, true, budget, format_named(problem.dtype))
+        if not comparison.holds:
+            raise _gradient_violation(name, comparison, problem, call)
+        worst = max(worst, comparison.error_over_budget)
+    return worst
+
+
+GRADIENT_RULES = {"query": "backward.query", "key": "backward.key", "value": "backward.value"}
+
+
+def _gradient_violation(name: str, found: Comparison, problem: Problem, call: Call) -> Violation:
+    rule = GRADIENT_RULES.get(name, "backward.bias")
+    if name == "query" and not bool((found.wrong & ~empty_rows(problem, call)[..., None]).any()):
+        rule = "backward.empty-row"
+    axes = ("batch", "head", "row" if name == "query" else "key", "column")
+    if name == "attn_mask":
+        axes = ("batch", "head", "row", "key")[4 - found.truth.ndim :]
+    times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"
+    what = "holds NaN where a number is right" if found.nan_appeared else f"is {times}"
+    details = found.details(f"grad_{name}", axes)
+    return Violation(rule, f"the gradient of {name} {what}", details, found.error_over_budget)
+
+
 def visible_set(problem: Problem, call: Call) -> torch.Tensor:
     """Return the visible set of a problem's call, bool (batch, q_heads, q_len, k_len), by the spec's own mask code."""
     batch, heads, q_len, _ = call.query.shape
     shape = (batch, heads, q_len, call.key.shape[2])
-    return masks.visible(shape, call.attn_mask, call.is_causal, problem.causal or UPPER_LEFT)
+    return masks.visible(shape, call.attn_mask, call.is_causal, problem.causal or UPPER_LEFT, call.key_lengths)
 
 
 def empty_rows(problem: Problem, call: Call) -> torch.Tensor:

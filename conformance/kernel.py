@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.spec.call import Call, Result
+from attnspec.spec.call import Call, Gradients, Result
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Problem
 
@@ -21,7 +21,8 @@ class Kernel:
 
     target: what the user wrote. inferred: the capabilities were read off a bare callable's signature, so that any
     exception is a refusal. flagless_gqa: `enable_gqa` is never passed, since the callable has no such parameter.
-    device: where the tensors are put.
+    device: where the tensors are put. backward: what gives the gradients of a call and its result, where it is not
+    torch autograd.
     """
 
     target: str
@@ -32,6 +33,7 @@ class Kernel:
     flagless_gqa: bool = False
     device: str = "cpu"
     notes: tuple[str, ...] = ()
+    backward: Callable[[Call, Result], Any] | None = None
 
     def __call__(self, call: Call) -> Result:
         """Run the call and return its result on the CPU, checked against the rules of the contract on outputs.
@@ -54,6 +56,35 @@ class Kernel:
         if result.lse is not None and self.capabilities.lse_base == "2":
             return Result(result.output, result.lse.double() * math.log(2))
         return result
+
+    def gradients(self, call: Call) -> tuple[Result, Gradients]:
+        """Run a call forward and back, and return its result and its gradients, on the CPU, checked as results are.
+
+        call: has a grad_output, and a grad_lse where return_lse is set. A backend with a method `backward(call, result)`
+        is asked for its gradients by that, every other one by torch autograd. Raises what `__call__` does;
+        NotSupported for a bare callable whose output has no grad_fn, or whose backward pass raises.
+        """
+        call = self.place(call)
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in differentiable(call).items()}
+        with torch.enable_grad():
+            result = self.returned(call.but(**leaves))
+            flows = [(x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None]
+            if self.backward is None and not all(x is not None and x.requires_grad for x, _ in flows):
+                raise self._raised(RuntimeError("no gradient: output or lse has no grad_fn"))
+            try:
+                if self.backward is not None:
+                    found = dict(zip(leaves, self.backward(call, result), strict=False))
+                else:
+                    outputs, grads = zip(*flows, strict=True)
+                    given = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
+                    found = dict(zip(leaves, given, strict=True))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                raise self._raised(error) from error
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}  # unused: the derivative is 0
+        checked = {n: well_formed_gradient(n, zeros[n] if g is None else g, leaves[n]) for n, g in found.items()}
+        return to_cpu(result), Gradients(**checked)
 
     def options(self, call: Call) -> dict[str, object]:
         """Return the keyword arguments that the kernel is told of a call."""
@@ -105,6 +136,28 @@ def well_formed(returned: object, call: Call) -> Result:
     if lse.dtype != lse_dtype:
         raise Violation("softmax.lse-dtype", f"lse is {lse.dtype}, should be {lse_dtype}")
     return Result(output, lse)
+
+
+def differentiable(call: Call) -> dict[str, torch.Tensor]:
+    """Return the tensors of a call that have a gradient, by name: query, key, value, and an additive mask."""
+    names = ("query", "key", "value", "attn_mask")
+    given = {name: getattr(call, name) for name in names}
+    return {name: x for name, x in given.items() if x is not None and x.dtype.is_floating_point}
+
+
+def well_formed_gradient(name: str, gradient: object, leaf: torch.Tensor) -> torch.Tensor:
+    """Return a gradient on the CPU, checked: a tensor of the shape and dtype of what it is the gradient of.
+
+    Raises Violation (`contract.output-type`, `-shape`, `-dtype`).
+    """
+    if not isinstance(gradient, torch.Tensor):
+        raise Violation("contract.output-type", f"the gradient of {name} is {said(gradient)}, not a tensor")
+    if gradient.shape != leaf.shape:
+        shapes = f"{tuple(gradient.shape)}, should be {tuple(leaf.shape)}"
+        raise Violation("contract.output-shape", f"the gradient of {name} has shape {shapes}")
+    if gradient.dtype != leaf.dtype:
+        raise Violation("contract.output-dtype", f"the gradient of {name} is {gradient.dtype}, should be {leaf.dtype}")
+    return gradient.detach().cpu()
 
 
 def unpack(returned: object, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

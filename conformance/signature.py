@@ -17,13 +17,16 @@ from attnspec.spec.errors import InputError
 
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
-OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "return_lse")
+OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "return_lse")
+ASKED_BY_NAME = ("return_lse", "key_lengths")  # what PyTorch's function does not have: `**kwargs` does not claim it
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
     "sm_scale": "scale",
     "return_softmax_lse": "return_lse",
+    "cache_seqlens": "key_lengths",
+    "seqlen_k": "key_lengths",
 }
-TRIED = ("value_dim", "kv_broadcast", "enable_gqa", "empty")  # found out by trying: raising is an honest "no"
+TRIED = ("value_dim", "kv_broadcast", "enable_gqa", "empty", "backward")  # found out by trying: raising is an honest "no"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -41,8 +44,8 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     """Return the claims of a bare callable.
 
     Its first three positional parameters, or the ones called query, key and value (q, k, v), take the tensors. The
-    names attn_mask, is_causal, scale, enable_gqa and return_lse claim these options; `**kwargs` claims those of
-    PyTorch's function. Raises InputError where the tensors have no place or another parameter has no default.
+    names attn_mask, is_causal, scale, enable_gqa, key_lengths and return_lse claim these options; `**kwargs` claims
+    those of PyTorch's function. Raises InputError where the tensors have no place or another parameter has no default.
     """
     parameters = list(signature_of(function, target).parameters.values())
     names = [p.name for p in parameters]
@@ -58,7 +61,7 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     absent = {f.name: f.default for f in fields(Call) if f.name in OPTIONS and f.name in needed}
     if absent:
         run = partial(run, **absent)
-    claimed = [name for name in OPTIONS if name in names or (open_ended and name != "return_lse")]
+    claimed = [name for name in OPTIONS if name in names or (open_ended and name not in ASKED_BY_NAME)]
     features = tuple(name for name in FEATURES if name.split(".")[0] in (*claimed, *TRIED))
     flagless = "enable_gqa" not in claimed
     notes = tuple(f"parameter {n!r} claims nothing: did you mean {MEANT[n]}?" for n in names if n in MEANT)

@@ -59,7 +59,7 @@ def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None
     name = getattr(found, "name", target)
     if not isinstance(name, str):
         raise InputError(f"target {target!r}: its name is {type(name).__name__}, and should be a string")
-    return Kernel(target, name, found, declared)
+    return Kernel(target, name, found, declared, backward=getattr(found, "backward", None))
 
 
 def load_attribute(target: str) -> Any:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from attnspec.spec.call import Call
-from attnspec.spec.dtypes import Format, format_named
+from attnspec.spec.dtypes import FLOAT32, FLOAT64, Format, format_named
 from attnspec.spec.problem import Problem
 
 Array = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ FINITE_BIAS = {"low": -30000.0, "sentinel": -1e9, "low_rows": -np.inf}  # clampe
 
 
 def make_call(problem: Problem) -> Call:
-    """Return the call that a problem describes, on the CPU; `attn_mask`, `is_causal` and `scale` as it says."""
+    """Return the call that a problem describes, on the CPU, with the options that it names."""
     fmt = format_named(problem.dtype)
     draw = Source(problem.seed)
     p = problem
@@ -42,6 +42,8 @@ def make_call(problem: Problem) -> Call:
         is_causal=p.causal is not None,
         scale=p.scale,
         enable_gqa=p.q_heads != p.kv_heads,
+        key_lengths=_key_lengths(draw, p),
+        **_gradients(draw, p, fmt),
     )
 
 
@@ -114,6 +116,33 @@ def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
         late = np.arange(shape[-2])[:, None] >= shape[-2] / 2
         return np.abs(normal) * np.where(late, 1.0, -1.0)
     return normal
+
+
+def _key_lengths(draw: Source, p: Problem) -> torch.Tensor | None:
+    """Return how many keys of each batch element exist, (batch,) int32, or None.
+
+    Contents: ragged (1 to k_len, all keys in the last element), zero (the same, and none in the first), full (all).
+    """
+    if p.key_lengths is None:
+        return None
+    lengths = np.full(p.batch, p.k_len)
+    if p.key_lengths != "full":
+        drawn = 1 + (draw.uniform("key_lengths", (p.batch,)) * p.k_len).astype(np.int64)
+        lengths[:-1] = np.minimum(drawn, p.k_len)[:-1]
+    if p.key_lengths == "zero" and p.batch:
+        lengths[0] = 0
+    return torch.from_numpy(lengths.astype(np.int32))
+
+
+def _gradients(draw: Source, p: Problem, fmt: Format) -> dict[str, torch.Tensor]:
+    """Return grad_output and grad_lse, normal numbers, those that flow back."""
+    found = {}
+    if p.grad is not None:
+        found["grad_output"] = to_tensor(draw.normal("grad_output", (p.batch, p.q_heads, p.q_len, p.value_dim)), fmt)
+    if p.grad == "lse":
+        wide = FLOAT64 if fmt == FLOAT64 else FLOAT32
+        found["grad_lse"] = to_tensor(draw.normal("grad_lse", (p.batch, p.q_heads, p.q_len)), wide)
+    return found
 
 
 def _mask(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:

@@ -28,8 +28,9 @@ from attnspec.golden.cases import CASES, GoldenCase
 from attnspec.golden.inputs import make_call
 from attnspec.golden.store import FORMAT, MANIFEST, VECTORS, dtype_name, files_of, sha256
 from attnspec.reference.exact import attention
+from attnspec.reference.exact.backward import backward
 from attnspec.spec import SPEC_VERSION
-from attnspec.spec.call import Call
+from attnspec.spec.call import Call, Gradients
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 
@@ -148,25 +149,33 @@ def make(case: GoldenCase) -> Files:
 def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
     """Return the tensors that are stored of a problem, by name."""
     call = make_call(problem)
-    output, lse = truth(call, problem.causal)
-    tensors = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
-    tensors |= {"output": torch.from_numpy(output + 0.0), "lse": torch.from_numpy(lse + 0.0)}  # -0 + 0 is +0
-    return {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    given = {name: getattr(call, name) for name in ("query", "key", "value", "attn_mask", "key_lengths")}
+    given |= {"grad_output": call.grad_output, "grad_lse": call.grad_lse}
+    true = {name: torch.from_numpy(array + 0.0) for name, array in truth(call, problem.causal).items()}  # -0 + 0 is +0
+    tensors = {name: tensor for name, tensor in given.items() if tensor is not None} | true
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def truth(call: Call, causal: str | None) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the true output (batch, q_heads, q_len, value_dim) and lse (batch, q_heads, q_len), as float64."""
-    exact = attention(
-        numbers(call.query),
-        numbers(call.key),
-        numbers(call.value),
-        attn_mask=None if call.attn_mask is None else numbers(call.attn_mask),
-        is_causal=call.is_causal,
-        causal_alignment=causal or "upper_left",
-        scale=call.scale,
-        enable_gqa=call.enable_gqa,
-    )
-    return exact.output, exact.lse
+def truth(call: Call, causal: str | None) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the true output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and gradients, by name, as
+    float64."""
+    tensors = [numbers(x) for x in (call.query, call.key, call.value)]
+    options: dict[str, Any] = {
+        "attn_mask": None if call.attn_mask is None else numbers(call.attn_mask),
+        "is_causal": call.is_causal,
+        "causal_alignment": causal or "upper_left",
+        "scale": call.scale,
+        "enable_gqa": call.enable_gqa,
+        "key_lengths": None if call.key_lengths is None else call.key_lengths.numpy(),
+    }
+    exact = attention(*tensors, **options)
+    found = {"output": exact.output, "lse": exact.lse}
+    if call.grad_output is None:
+        return found
+    grad_lse = None if call.grad_lse is None else numbers(call.grad_lse)
+    gradients = backward(*tensors, numbers(call.grad_output), grad_lse=grad_lse, **options)
+    by_name = {f"grad_{name}": getattr(gradients, name) for name in Gradients._fields}
+    return found | {name: array for name, array in by_name.items() if array is not None}
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:

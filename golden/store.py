@@ -1,7 +1,8 @@
 """The stored vectors: how they lie in a folder, and how they are read, with nothing trusted.
 
 A folder holds `manifest.json` and for each case `NAME.json` (the description) and `NAME.safetensors` (the tensors:
-query, key, value, attn_mask where there is one, output and lse). Nothing is unpickled.
+query, key, value, output and lse, and where the case has them attn_mask, key_lengths and gradients). Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from safetensors.torch import load as parse_safetensors
 
 from attnspec.golden.cases import GoldenCase
 from attnspec.spec import SPEC_VERSION, schemas
-from attnspec.spec.call import Call
+from attnspec.spec.call import Call, Gradients
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 
@@ -39,12 +40,14 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # of each tensor: dtype, shape
 @dataclass(frozen=True)
 class Golden:
     """A case with its stored tensors. call: inputs in the storage dtype; output: (batch, q_heads, q_len, value_dim)
-    and lse: (batch, q_heads, q_len), the true values rounded once to float64."""
+    and lse: (batch, q_heads, q_len), the true values rounded once to float64; gradients: likewise, None where the
+    problem asks for none."""
 
     case: GoldenCase
     call: Call
     output: torch.Tensor
     lse: torch.Tensor
+    gradients: Gradients | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,12 @@ def read(entry: Entry, folder: Path) -> Golden:
         is_causal=problem.causal is not None,
         scale=problem.scale,
         enable_gqa=problem.q_heads != problem.kv_heads,
+        key_lengths=tensors.get("key_lengths"),
+        grad_output=tensors.get("grad_output"),
+        grad_lse=tensors.get("grad_lse"),
     )
-    return Golden(case, call, tensors["output"], tensors["lse"])
+    found = {name: tensors[f"grad_{name}"] for name in Gradients._fields if f"grad_{name}" in tensors}
+    return Golden(case, call, tensors["output"], tensors["lse"], Gradients(**found) if found else None)
 
 
 def _read_case(path: Path, entry: Entry) -> tuple[GoldenCase, Shapes]:
@@ -163,7 +170,22 @@ def shapes_of(p: Problem) -> Shapes:
         sizes = {"b": p.batch, "h": p.q_heads, "q": p.q_len, "k": p.k_len, "1": 1}
         dtype = "bool" if p.mask.kind == "bool" else p.dtype
         shapes["attn_mask"] = (dtype, tuple(sizes[letter] for letter in p.mask.shape))
+    if p.key_lengths:
+        shapes["key_lengths"] = ("int32", (p.batch,))
+    if p.grad:
+        shapes |= gradient_shapes_of(p, shapes)
     return shapes
+
+
+def gradient_shapes_of(p: Problem, shapes: Shapes) -> Shapes:
+    """Return the dtype and shape of what flows back in a problem, and of every true gradient."""
+    found: Shapes = {"grad_output": (p.dtype, shapes["output"][1])}
+    if p.grad == "lse":
+        found["grad_lse"] = ("float64" if p.dtype == "float64" else "float32", shapes["lse"][1])
+    for name in Gradients._fields:
+        if name in shapes and shapes[name][0] != "bool":
+            found[f"grad_{name}"] = ("float64", shapes[name][1])
+    return found
 
 
 def parse_tensors(content: bytes, shapes: Shapes, path: Path) -> dict[str, torch.Tensor]:
@@ -189,7 +211,7 @@ def check_numbers(tensors: dict[str, torch.Tensor], path: Path) -> None:
         allowed = tensor.isfinite()
         if name in ("lse", "attn_mask"):
             allowed |= tensor == -torch.inf
-        if name in ("lse", "output"):
+        if name in ("lse", "output", *(f"grad_{field}" for field in Gradients._fields)):
             allowed &= ~(tensor.signbit() & (tensor == 0))
         if not allowed.all():
             place = (~allowed).nonzero()[0].tolist()
@@ -249,7 +271,7 @@ def size_of(spec: tuple[str, tuple[int, ...]]) -> int:
     count = 1
     for length in shape:
         count *= length
-    return count * {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[dtype]
+    return count * {"bool": 1, "bfloat16": 2, "float16": 2, "int32": 4, "float32": 4, "float64": 8}[dtype]
 
 
 def _say(spec: tuple[str, tuple[int, ...]] | None) -> str:

@@ -24,6 +24,7 @@ class Reference:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        key_lengths: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the reference's output in the query's dtype, and its lse in float32 (float64 for float64) where asked.
@@ -34,7 +35,14 @@ class Reference:
         `attention.output`.
         """
         result = attention(
-            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            key_lengths=key_lengths,
         )
         output = result.output.to(query.dtype)  # (batch, q_heads, q_len, value_dim)
         if not return_lse:

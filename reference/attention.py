@@ -63,6 +63,7 @@ def answer(call: Call, causal_alignment: str = "upper_left") -> Result:
         causal_alignment=causal_alignment,
         scale=call.scale,
         enable_gqa=call.enable_gqa,
+        key_lengths=call.key_lengths,
     )
 
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 
-from attnspec.reference import grouped_heads, masks
+from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.reference.attention import check_inputs
 from attnspec.reference.softmax import softmax
+from attnspec.spec.call import Call, Gradients
 from attnspec.spec.errors import InputError
-
-
-class Gradients(NamedTuple):
-    """The gradients of a loss in float64, each of its input's shape; attn_mask is None for a bool mask or none."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    attn_mask: torch.Tensor | None
 
 
 def backward(
@@ -34,12 +25,13 @@ def backward(
     causal_alignment: str = "upper_left",
     scale: float | None = None,
     enable_gqa: bool = False,
+    key_lengths: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Gradients:
     """Return the gradients of a loss with respect to query, key, value and an additive attn_mask, all in float64.
 
-    query to value and attn_mask to enable_gqa are those of `attnspec.reference.attention.attention`. grad_output:
+    query to value and attn_mask to key_lengths are those of `attnspec.reference.attention.attention`. grad_output:
     gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
     lse, (batch, q_heads, q_len), None for 0; of any floating dtype. dropout_p: in [0, 1); keep: the bool mask that
     dropout drew in the forward, (batch, q_heads, q_len, k_len), True where a weight is kept. Hidden slots and rows
@@ -52,12 +44,16 @@ def backward(
     check_gradients(query, value, grad_output, grad_lse)
     check_dropout(shape, dropout_p, keep)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    given_key, given_value = key, value
+    if key_lengths is not None:
+        key = lengths.clear_absent(key, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, head_dim)
+        value = lengths.clear_absent(value, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, value_dim)
     queries, grad_output = query.double(), grad_output.double()
     keys = grouped_heads.expand(key.double(), query.shape[1])  # (batch, q_heads, k_len, head_dim)
     values = grouped_heads.expand(value.double(), query.shape[1])  # (batch, q_heads, k_len, value_dim)
 
     scores = scale * (queries @ keys.transpose(-1, -2)) + masks.bias(shape, attn_mask)
-    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment)
+    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
     weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
 
     grad_weights = dropout(grad_output @ values.transpose(-1, -2), dropout_p, keep)  # (batch, q_heads, q_len, k_len)
@@ -66,9 +62,29 @@ def backward(
     grad_values = dropout(weights, dropout_p, keep).transpose(-1, -2) @ grad_output
     return Gradients(
         query=scale * (grad_scores @ keys),
-        key=sum_readers(grad_keys, key),
-        value=sum_readers(grad_values, value),
+        key=sum_readers(grad_keys, given_key),
+        value=sum_readers(grad_values, given_value),
         attn_mask=mask_backward(grad_scores, attn_mask),
+    )
+
+
+def gradients(call: Call, causal_alignment: str = "upper_left") -> Gradients:
+    """Return what the reference says of a call that gradients flow back through. Raises InputError without a
+    `grad_output`."""
+    if call.grad_output is None:
+        raise InputError("the call has no grad_output: give one")
+    return backward(
+        call.query,
+        call.key,
+        call.value,
+        call.grad_output,
+        grad_lse=call.grad_lse,
+        attn_mask=call.attn_mask,
+        is_causal=call.is_causal,
+        causal_alignment=causal_alignment,
+        scale=call.scale,
+        enable_gqa=call.enable_gqa,
+        key_lengths=call.key_lengths,
     )
 
 

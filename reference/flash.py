@@ -5,12 +5,11 @@ The order is that of Dao 2023: for each tile of rows, one pass over the tiles of
 
 from __future__ import annotations
 
-from typing import NamedTuple
 
 import torch
 
 from attnspec.reference.tiles import Tiles, cut, tiles
-from attnspec.spec.call import Result
+from attnspec.spec.call import Gradients, Result
 from attnspec.spec.errors import InputError
 
 TILE = (64, 64)  # rows and keys
@@ -26,15 +25,6 @@ class Softmax(NamedTuple):
     top: torch.Tensor
     total: torch.Tensor
     mixed: torch.Tensor
-
-
-class Gradients(NamedTuple):
-    """The gradients of a call, each of its argument's shape. attn_mask: None unless the mask is additive."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    attn_mask: torch.Tensor | None = None
 
 
 def flash_attention(

@@ -15,8 +15,10 @@ class Call:
 
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), all of one dtype. attn_mask: bool (True takes part) or floating point (added to the scaled scores), of
-    any shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim). Rules: chapter
-    "notation".
+    any shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim). key_lengths: (batch,),
+    int32, how many keys of each batch element exist; None is all. grad_output: (batch, q_heads, q_len, value_dim), of
+    the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what flows back from a loss, where
+    gradients are asked for. Rules: chapter "notation".
     """
 
     query: torch.Tensor
@@ -27,10 +29,13 @@ class Call:
     scale: float | None = None
     enable_gqa: bool = False
     return_lse: bool = False
+    key_lengths: torch.Tensor | None = None
+    grad_output: torch.Tensor | None = None
+    grad_lse: torch.Tensor | None = None
 
     def options(self) -> dict[str, object]:
         """Return the keyword arguments that differ from their defaults: all that a kernel needs to be told."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)[3:]}
+        given = {f.name: getattr(self, f.name) for f in fields(self)[3:] if not f.name.startswith("grad_")}
         return {name: value for name, value in given.items() if value is not None and value is not False}
 
     def but(self, **changes: Any) -> Call:
@@ -45,3 +50,12 @@ class Result(NamedTuple):
     output: torch.Tensor
     lse: torch.Tensor | None = None
     weights: torch.Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    """The gradients of a loss, each of its input's shape; attn_mask is None for a bool mask or none."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None = None

@@ -14,6 +14,8 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
     unusual_scale = p.scale is not None and (p.scale < 0 or p.scale > 1)
     low_bias = mask is not None and mask.kind == "float" and mask.content in FINITE_CONTENTS
     tall = p.causal == "lower_right" and p.q_len > p.k_len
+    lengths, grad = p.key_lengths is not None, p.grad is not None
+    biased = mask is not None and mask.kind == "float"
     table = {
         "attention.zero-length": p.k_len == 0 or p.q_len == 0,
         "softmax.lse-empty-row": return_lse and (empties or tall or p.k_len == 0),
@@ -26,6 +28,18 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "mask.broadcast": mask is not None and mask.shape != "bhqk",
         "grouped.multi-query": p.kv_heads == 1 < p.q_heads,
         "grouped.head-map": p.kv_heads != p.q_heads,
+        "backward.empty-row": grad and empties,
+        "backward.lse": p.grad == "lse",
+        "backward.bias": grad and biased,
+        "backward.broadcast": grad and (p.kv_batch != p.batch or (biased and mask is not None and "1" in mask.shape)),
+        "backward.grouped": grad and p.kv_heads != p.q_heads,
+        "backward.matches-forward": grad and (mask is not None or p.causal is not None or p.scale is not None),
+        "backward.query": grad,
+        "backward.key": grad,
+        "backward.value": grad,
+        "key-lengths.zero": p.key_lengths == "zero",
+        "key-lengths.causal": lengths and p.causal == "lower_right",
+        "key-lengths.visible": lengths,
         "softmax.any-finite-score": p.shift != 0 or p.scores > 1 or low_bias or unusual_scale,
         "accuracy.overflow": p.values == "huge",
         "attention.scale-explicit": p.scale is not None,

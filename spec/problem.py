@@ -39,6 +39,10 @@ KEYS = ("normal", "equal", "growing", "falling")
 VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny")
 
 
+LENGTHS = ("ragged", "zero", "full")
+GRADS = ("output", "lse")
+
+
 class Mask(NamedTuple):
     """What an `attn_mask` is: `kind.shape.content`, such as `bool.b11k.padding`.
 
@@ -79,7 +83,9 @@ class Problem:
     it.
 
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
-    all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. scores: factor on the query,
+    all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. key_lengths: how many keys
+    exist, see `golden.inputs`; None is all. grad: through what gradients flow back, `output`, or `lse` for both output
+    and lse; None asks for none. scores: factor on the query,
     so the standard deviation of the scaled scores at the default scale. shift: added to every scaled score. keys,
     values: distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError
     where they do not fit each other.
@@ -97,6 +103,8 @@ class Problem:
     mask: Mask | None = None
     causal: str | None = None
     scale: float | None = None
+    key_lengths: str | None = None
+    grad: str | None = None
     scores: float = 1.0
     shift: float = 0.0
     keys: str = "normal"
@@ -120,6 +128,10 @@ class Problem:
                 raise InputError(f"{name} is {getattr(self, name)}: use a finite number")
         if self.causal not in (None, *CAUSAL_ALIGNMENTS):
             raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
+        if self.key_lengths not in (None, *LENGTHS):
+            raise InputError(f"lengths is {self.key_lengths!r}: use one of {', '.join(LENGTHS)}")
+        if self.grad not in (None, *GRADS):
+            raise InputError(f"grad is {self.grad!r}: use one of {', '.join(GRADS)}")
         if self.keys not in KEYS:
             raise InputError(f"keys is {self.keys!r}: use one of {', '.join(KEYS)}")
         if self.values not in VALUES:
@@ -174,6 +186,9 @@ class Problem:
             "value_dim": self.value_dim != self.head_dim,
             "kv_broadcast": self.kv_batch != self.batch,
             "empty": 0 in (self.batch, self.q_len, self.k_len),
+            "key_lengths": self.key_lengths is not None,
+            "backward": self.grad is not None,
+            "return_lse": self.grad == "lse",
         }
         mask = {f"attn_mask.{self.mask.kind}", f"attn_mask.rank{len(self.mask.shape)}"} if self.mask else set()
         return frozenset(mask | {name for name, needed in needs.items() if needed})
@@ -185,7 +200,7 @@ class Problem:
 
 
 def _write(token: str, value: object) -> str:
-    if token == "causal" and value == "upper_left":
+    if (token, value) in (("causal", "upper_left"), ("grad", "output")):
         return token
     return f"{token}={value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{token}={value}"
 
@@ -215,6 +230,8 @@ TOKENS = {  # field: token, in the order of the string
     "mask": "mask",
     "causal": "causal",
     "scale": "scale",
+    "key_lengths": "lengths",
+    "grad": "grad",
     "scores": "scores",
     "shift": "shift",
     "keys": "keys",
@@ -227,6 +244,8 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "mask": Mask.parse,
     "causal": lambda text: text or "upper_left",
     "scale": _number,
+    "lengths": str,
+    "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,
     "keys": str,

@@ -53,6 +53,7 @@ def backward(
     causal_alignment: str = UPPER_LEFT,
     scale: float | None = None,
     enable_gqa: bool = False,
+    key_lengths: NDArray[np.integer] | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
     """Return the gradients of a loss by query, key, value and an additive attn_mask, each the true one rounded once.
@@ -69,7 +70,15 @@ def backward(
     (FlashAttention), appendix B.2.
     """
     alignment = causal_alignment if is_causal else None
-    given = checked_input(query, key, value, attn_mask=attn_mask, causal_alignment=alignment, enable_gqa=enable_gqa)
+    given = checked_input(
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        causal_alignment=alignment,
+        enable_gqa=enable_gqa,
+        key_lengths=key_lengths,
+    )
     seeing = np.asarray(given.visible.any(axis=-1))  # (batch, q_heads, q_len)
     grad_output = _checked_gradient("grad_output", grad_output, given.output_shape, seeing[..., None])
     lse_shape = given.output_shape[:3]
