@@ -161,7 +161,7 @@ class _Gradients:
         """Take in some query rows of one head."""
         rows, backward = inputs.block(b, h, part, self.arithmetic)
         ties, equal_rows = score_ties(rows), row_ties(rows)
-        errors = WeightErrors.of(rows, ties)
+        errors = WeightErrors.of(rows, inputs.visible[b, h, part][None], ties)
         of_scores = score_terms(rows, errors, ties, backward)
         of_query = Sums()
         of_query.add(of_scores, OverKeys(inputs.scale * inputs.key[b, h][None]), ties)

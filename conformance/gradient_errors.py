@@ -20,6 +20,7 @@ from attnspec.conformance.row_errors import (
 from attnspec.conformance.rows import Arithmetic, Rows
 
 EAGER_STORES = 3  # of dS in class eager: itself, times the scale, times a query or key that is scaled and stored
+TINY_WEIGHT = 2.0**-500  # its square is 0 in float64, so that such a weight is its own bound
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class WeightErrors:
 
     work, stored: random ones, in units of CONFIDENCE; largest: those of stored scores at the most; lse: that of the
     lse, in units of CONFIDENCE; shared: what else the lse and the exponential are off by; growth: exp of all of them
-    at the most. (1, rows, k_len), but lse (1, rows, 1).
+    at the most, or of `LARGEST_SHIFT`; lost: the largest weight that an error beyond that may make. (1, rows, k_len),
+    but lse (1, rows, 1).
     """
 
     work: torch.Tensor
@@ -62,15 +64,17 @@ class WeightErrors:
     lse: torch.Tensor
     shared: torch.Tensor
     growth: torch.Tensor
+    lost: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Rows, ties: torch.Tensor) -> WeightErrors:
-        """Return the errors of P = exp(S - lse). ties: `score_ties(rows)`."""
+    def of(cls, rows: Rows, visible: torch.Tensor, ties: torch.Tensor) -> WeightErrors:
+        """Return the errors of P = exp(S - lse). visible: (1, rows, k_len) bool. ties: `score_ties(rows)`."""
         a = rows.arithmetic
         work, stored, largest = _score_errors(rows)
         random, fixed = _lse_errors(rows, work, stored, largest, ties)
         from_lse = torch.where(rows.p > 0, rows.z - rows.lse, 0.0)
-        shift = (CONFIDENCE * (work + random) + largest + fixed).clamp_max(LARGEST_SHIFT)
+        shift = CONFIDENCE * (work + random) + largest + fixed
+        lost = torch.exp((rows.z - rows.lse + shift).clamp_max(0.0))
         first_order = _growth(shift)
         return cls(
             work=first_order * torch.sqrt(work**2 + (a.work * from_lse) ** 2),
@@ -78,7 +82,8 @@ class WeightErrors:
             largest=first_order * largest,
             lse=random * first_order.amax(-1, keepdim=True),
             shared=a.exponential + first_order * fixed,
-            growth=torch.exp(shift),
+            growth=torch.exp(shift.clamp_max(LARGEST_SHIFT)),
+            lost=torch.where(visible & (shift > LARGEST_SHIFT), lost, 0.0),
         )
 
 
@@ -99,7 +104,7 @@ class Backward:
 def weight_terms(rows: Rows, errors: WeightErrors) -> Terms:
     """Return the terms p_ij of the sum dV_j = sum_i p_ij dO_i. Rule: `accuracy.weights-rounded-once`."""
     a, p = rows.arithmetic, rows.p
-    rounded = _rounded_weights(rows)
+    rounded = _rounded(rows, errors)
     nothing = torch.zeros_like(p)
     return Terms(
         value=p,
@@ -107,7 +112,9 @@ def weight_terms(rows: Rows, errors: WeightErrors) -> Terms:
         work=p**2 * (errors.work**2 + a.work**2),
         stored_square=(p * errors.stored) ** 2 + rounded**2,
         stored_sum=p * errors.largest + rounded,
-        lost=torch.where(p > 0, a.flushed, 0.0) + torch.where(p < a.weights_lost, p, 0.0),
+        lost=torch.where(p > 0, a.flushed, 0.0)
+        + torch.where(p < max(a.weights_lost, TINY_WEIGHT), p, 0.0)
+        + errors.lost,
         shared=p * errors.shared,
         of_lse=p * errors.lse,
         row=nothing,
@@ -132,13 +139,20 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     differences = w**2 * (a**2 + delta**2 + backward.grad_lse**2 + 3 * r**2)
     row, row_fixed = _delta_errors(rows, errors, ties, backward, a, product)
 
-    step = arithmetic.weights_step / backward.unit if u else 0.0
-    rounded = torch.where(ds.abs() >= step, (u * ds.abs()).clamp_min(step), 0.0)
-    lost = torch.where(ds.abs() < step, ds, 0.0).abs() + (p > 0) * arithmetic.flushed * (r.abs() + 1 / backward.unit)
+    work = (ds * errors.work) ** 2 + (p * errors.growth) ** 2 * (product + differences)
+    off = CONFIDENCE * torch.sqrt(work) + p * errors.growth * (CONFIDENCE * row + row_fixed) + ds.abs() * errors.largest
+
+    scaled = min(1.0, abs(rows.scale)) or 1.0  # dS may be stored after it is scaled
+    step = arithmetic.weights_step / backward.unit / scaled if u else 0.0
+    rounded = torch.where(ds.abs() >= step, (u * ds.abs()).clamp_min(step), off.clamp_max(step))
+    largest = torch.where(p > 0, a.abs(), 0.0).amax(-1, keepdim=True)
+    tiny = torch.where(p < TINY_WEIGHT, p, 0.0) + 2 * errors.lost
+    lost = torch.where(ds.abs() < step, ds, 0.0).abs() + tiny * (2 * largest + backward.grad_lse.abs())
+    lost += (p > 0) * arithmetic.flushed * (r.abs() + 1 / backward.unit)
     stored_square = (ds * errors.stored) ** 2 + rounded**2
     stored_sum = ds.abs() * errors.largest + rounded
     if arithmetic.scores:
-        of_weight = _rounded_weights(rows) * r.abs()
+        of_weight = _rounded(rows, errors) * r.abs()
         of_product = p * errors.growth * (u * a.abs()).clamp_min(step)
         stored_square += (EAGER_STORES - 1) * rounded**2 + of_weight**2 + of_product**2
         stored_sum += (EAGER_STORES - 1) * rounded + of_weight + of_product
@@ -146,7 +160,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     return Terms(
         value=ds,
         visible=p > 0,
-        work=(ds * errors.work) ** 2 + (p * errors.growth) ** 2 * (product + differences),
+        work=work,
         stored_square=stored_square,
         stored_sum=stored_sum,
         lost=lost,
@@ -188,17 +202,20 @@ def _delta_errors(
     w, dim = arithmetic.work, backward.value.shape[-1]
     delta = (p * a).sum(-1, keepdim=True)
     from_mean = torch.where(p > 0, a - delta, 0.0)
-    rounded = _rounded_weights(rows)
+    rounded = _rounded(rows, errors)
 
     relative2 = errors.work**2 + errors.stored**2
     scores = torch.sqrt(ties * (p**2 * relative2 * from_mean**2).sum(-1, keepdim=True))
     largest = torch.where(p > 0, a.abs(), 0.0).amax(-1, keepdim=True)
     scores = torch.minimum(scores, 2 * largest / CONFIDENCE)  # any weights give a mean of dP
-    random2 = ties * (rounded**2 * from_mean**2).sum(-1, keepdim=True) + (p**2 * product).sum(-1, keepdim=True)
+    weights = torch.sqrt(ties * (rounded**2 * from_mean**2).sum(-1, keepdim=True))
+    weights = torch.minimum(weights, (rounded * from_mean.abs()).sum(-1, keepdim=True) / CONFIDENCE)
+    output = (backward.grad_output * rows.unit * rows.o).abs()
+    output2 = (output**2).sum(-1, keepdim=True)
+    store = arithmetic.output * torch.minimum(torch.sqrt(output2), output.sum(-1, keepdim=True) / CONFIDENCE)
+    random2 = weights**2 + store**2 + (p**2 * product).sum(-1, keepdim=True)
     if arithmetic.scores:
         random2 += ties * ((rounded**2 + (arithmetic.weights * p) ** 2) * a**2).sum(-1, keepdim=True)
-    output2 = (backward.grad_output**2 * (rows.unit * rows.o) ** 2).sum(-1, keepdim=True)
-    random2 += arithmetic.output**2 * output2
     random2 += w**2 * ((dim / 3 + 1) * delta**2 + (dim / 6 + 1) * output2)
 
     path = torch.sqrt(delta**2 + ((p * a) ** 2).sum(-1, keepdim=True))
@@ -229,12 +246,13 @@ def drift(count: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     return count / 2 if arithmetic.drifts else torch.zeros_like(count)
 
 
-def _rounded_weights(rows: Rows) -> torch.Tensor:
+def _rounded(rows: Rows, errors: WeightErrors) -> torch.Tensor:
     """Return by how much storing a weight may round it."""
     a = rows.arithmetic
     if not a.weights:
         return torch.zeros_like(rows.p)
-    return torch.where(rows.p >= a.weights_lost, (a.weights * rows.p).clamp_min(a.weights_step), 0.0)
+    weight = (rows.p * errors.growth).clamp_max(1.0)
+    return torch.where(weight >= a.weights_lost, (a.weights * weight).clamp_min(a.weights_step), 0.0)
 
 
 def _centred(rows: Rows, x: torch.Tensor) -> torch.Tensor:
