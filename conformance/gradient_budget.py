@@ -1,0 +1,237 @@
+"""The error budget of gradients: how far those of an honest kernel may lie from the exact ones (chapter "accuracy").
+
+The budget is computed in float64 from the inputs of the backward pass alone, a block of query rows at a time.
+`gradient_errors` says what is wrong with the terms of each sum, `gradient_sums` what the sum makes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import torch
+
+from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of
+from attnspec.conformance.gradient_errors import Backward, WeightErrors, score_terms, weight_terms
+from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
+from attnspec.conformance.rows import Arithmetic, Rows, score_ties
+from attnspec.reference import grouped_heads, masks
+from attnspec.reference.attention import check_inputs
+from attnspec.spec.call import Call
+from attnspec.spec.dtypes import FLOAT16, format_of
+from attnspec.spec.errors import InputError
+
+LARGEST = torch.finfo(torch.float64).max
+
+
+@dataclass(frozen=True)
+class GradientBudget:
+    """The largest errors the gradients of an honest kernel may have, float64, each of the shape of its input.
+
+    attn_mask is None where the call has no mask or a bool one. All are finite and not negative, whatever the inputs
+    hold.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None
+
+
+def gradient_budget(
+    call: Call,
+    grad_output: torch.Tensor,
+    grad_lse: torch.Tensor | None = None,
+    *,
+    causal_alignment: str = "upper_left",
+    accuracy: str = "fused",
+) -> GradientBudget:
+    """Return the budget of each element of the gradients of query, key, value and an additive attn_mask.
+
+    call: any dtype of the spec. grad_output: (batch, q_heads, q_len, value_dim), what arrives at the output; grad_lse:
+    (batch, q_heads, q_len), what arrives at the lse, None for 0. accuracy: `fused`, `eager` or `exact`. Elements that
+    are not finite count as 0. Raises InputError for another class, for `exact` with a dtype other than float64, and
+    for tensors that do not fit together. Rules: `accuracy.gradients-within-budget`, `accuracy.gradients-of-groups`,
+    `accuracy.classes`. Source: Dao et al. 2022, appendix B.2 (the formulas); Higham and Mary 2019 (the bound).
+    """
+    check_inputs(call.query, call.key, call.value, call.enable_gqa)
+    _check_gradients(call, grad_output, grad_lse)
+    arithmetic = arithmetic_of(format_of(call.query.dtype), accuracy)
+    shape = (*call.query.shape[:3], call.key.shape[-2])
+    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment)
+    mask = None if call.attn_mask is None or call.attn_mask.dtype == torch.bool else call.attn_mask
+    grads = _Gradients(call, mask, arithmetic)
+    if 0 not in shape:
+        inputs = _Inputs.of(call, mask, visible, grad_output, grad_lse)
+        for b in range(shape[0]):
+            for h in range(shape[1]):
+                for rows in _blocks(*shape[2:]):
+                    grads.add(inputs, b, h, rows)
+                grads.end_head(b, h)
+        grads.finish(inputs.unit, inputs.of_output)
+    return grads.budget
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The tensors of a backward pass, finite float64, keys and values for every query head and 0 where no row sees
+    them. of_output: what grad_output is divided by; unit: what dS is."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    bias: torch.Tensor | None
+    visible: torch.Tensor
+    grad_output: torch.Tensor
+    grad_lse: torch.Tensor
+    scale: float
+    of_output: float
+    unit: float
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        mask: torch.Tensor | None,
+        visible: torch.Tensor,
+        grad_output: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+    ) -> _Inputs:
+        """Return the tensors of a call and what comes back to it."""
+        batch, q_heads, q_len, k_len = visible.shape
+        seen = visible.any(-2)[..., None]  # (batch, q_heads, k_len, 1)
+        key, value = (
+            torch.where(seen, _finite(grouped_heads.expand(x, q_heads)).expand(batch, -1, -1, -1), 0.0)
+            for x in (call.key, call.value)
+        )
+        value, of_value = _in_units(value)
+        grad_output, of_output = _in_units(_finite(grad_output))
+        grad_lse = torch.zeros(call.query.shape[:3]) if grad_lse is None else grad_lse
+        return cls(
+            query=_finite(call.query),
+            key=key,
+            value=value,
+            bias=None if mask is None else _finite(masks.bias((batch, q_heads, q_len, k_len), mask)),
+            visible=visible,
+            grad_output=grad_output,
+            grad_lse=_finite(grad_lse)[..., None] / of_value / of_output,
+            scale=1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale,
+            of_output=of_output,
+            unit=of_value * of_output,
+        )
+
+    def block(self, b: int, h: int, part: slice, arithmetic: Arithmetic) -> tuple[Rows, Backward]:
+        """Return some query rows of one head, and what comes back to them."""
+        rows = Rows.of(
+            self.query[b, h, part][None],
+            self.key[b, h][None],
+            self.value[b, h][None],
+            None if self.bias is None else self.bias[b, h, part][None],
+            self.visible[b, h, part][None],
+            self.scale,
+            arithmetic,
+        )
+        grad_output, grad_lse = self.grad_output[b, h, part][None], self.grad_lse[b, h, part][None]
+        return rows, Backward(grad_output, grad_lse, self.value[b, h][None], self.unit)
+
+
+class _Gradients:
+    """The sums of all gradients of a call, and the budget they end in."""
+
+    def __init__(self, call: Call, mask: torch.Tensor | None, arithmetic: Arithmetic) -> None:
+        self.arithmetic = arithmetic
+        self.group = call.query.shape[1] // call.key.shape[1]
+        self.kv_batch = call.key.shape[0]
+        self.mask_shape = None if mask is None else (1,) * (4 - mask.ndim) + tuple(mask.shape)
+        self.mask_arithmetic = arithmetic if mask is None else _stored_as(arithmetic, mask.dtype)
+        nothing = {
+            name: torch.full(x.shape, arithmetic.tiny, dtype=torch.float64)
+            for name, x in (("query", call.query), ("key", call.key), ("value", call.value))
+        }
+        of_mask = None
+        if mask is not None:
+            of_mask = torch.full(mask.shape, self.mask_arithmetic.tiny, dtype=torch.float64)
+        self.budget = GradientBudget(**nothing, attn_mask=of_mask)
+        self.of_key: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
+        self.of_value: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
+        self.of_mask: defaultdict[tuple[int, int, int], Sums] = defaultdict(Sums)
+
+    def add(self, inputs: _Inputs, b: int, h: int, part: slice) -> None:
+        """Take in some query rows of one head."""
+        rows, backward = inputs.block(b, h, part, self.arithmetic)
+        ties, equal_rows = score_ties(rows), row_ties(rows)
+        errors = WeightErrors.of(rows, inputs.visible[b, h, part][None], ties)
+        of_scores = score_terms(rows, errors, ties, backward)
+        of_query = Sums()
+        of_query.add(of_scores, OverKeys(inputs.scale * inputs.key[b, h][None]), ties)
+        of_query.end_part()
+        self.budget.query[b, h, part] = _bound(of_query, self.arithmetic, inputs.unit)[0]
+        kv = self._kv(b, h)
+        self.of_key[kv].add(of_scores, OverRows(inputs.scale * inputs.query[b, h, part][None]), equal_rows)
+        self.of_value[kv].add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
+        if self.mask_shape is not None:
+            shared = [size == 1 for size in self.mask_shape]
+            where = (0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else part.start)
+            most = torch.maximum(ties.amax(), equal_rows.amax())
+            self.of_mask[where].add(of_scores, OverSlots(shared[2], shared[3]), most)
+
+    def end_head(self, b: int, h: int) -> None:
+        """Say that a query head is complete."""
+        for sums in (self.of_key, self.of_value):
+            sums[self._kv(b, h)].end_part()
+
+    def finish(self, unit: float, of_output: float) -> None:
+        """Turn the sums into bounds."""
+        for (b, h), sums in self.of_key.items():
+            self.budget.key[b, h] = _bound(sums, self.arithmetic, unit)[0]
+        for (b, h), sums in self.of_value.items():
+            self.budget.value[b, h] = _bound(sums, self.arithmetic, of_output)[0]
+        if self.mask_shape is None or self.budget.attn_mask is None:
+            return
+        of_mask = self.budget.attn_mask.view(self.mask_shape)
+        for (b, h, row), sums in self.of_mask.items():
+            bound = _bound(sums, self.mask_arithmetic, unit)[0]
+            of_mask[b, h, row : row + bound.shape[0]] = bound
+
+    def _kv(self, b: int, h: int) -> tuple[int, int]:
+        return (b if self.kv_batch > 1 else 0, h // self.group)
+
+
+def _check_gradients(call: Call, grad_output: torch.Tensor, grad_lse: torch.Tensor | None) -> None:
+    """Raise InputError where what comes back does not fit the call."""
+    expected = (*call.query.shape[:3], call.value.shape[-1])
+    if tuple(grad_output.shape) != expected:
+        raise InputError(f"grad_output is {tuple(grad_output.shape)}: use the shape of the output, {expected}")
+    if grad_lse is not None and tuple(grad_lse.shape) != expected[:3]:
+        raise InputError(f"grad_lse is {tuple(grad_lse.shape)}: use the shape of the lse, {expected[:3]}")
+
+
+def _bound(sums: Sums, arithmetic: Arithmetic, unit: float) -> torch.Tensor:
+    """Return the bound of a gradient as a finite number."""
+    return sums.bound(arithmetic, unit).nan_to_num(nan=LARGEST, posinf=LARGEST)
+
+
+def _stored_as(arithmetic: Arithmetic, dtype: torch.dtype) -> Arithmetic:
+    """Return the arithmetic of a kernel that stores its result in another dtype."""
+    fmt = format_of(dtype)
+    tiny = fmt.smallest_subnormal / 2 if fmt == FLOAT16 else fmt.smallest_normal
+    return replace(arithmetic, output=fmt.unit_roundoff, tiny=tiny)
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, 0 where it is not finite."""
+    return tensor.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _in_units(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return a tensor divided by a power of two near its largest magnitude, and that, so that squares stay finite."""
+    largest = float(tensor.abs().amax()) if tensor.numel() else 0.0
+    unit = 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0
+    return tensor / unit, unit
+
+
+def _blocks(q_len: int, k_len: int) -> list[slice]:
+    """Return slices that cover all query rows, each of about `BLOCK_ELEMENTS` slots of a head."""
+    size = max(1, min(q_len, BLOCK_ELEMENTS // k_len))
+    return [slice(start, start + size) for start in range(0, q_len, size)]
