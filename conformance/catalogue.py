@@ -29,7 +29,8 @@ DRAWN = re.compile(r"([a-z]+)/drawn=([0-9]{1,4})/seed=([0-9]{1,18})")
 class Check:
     """A check. name: the sentence it proves, and the name of its body in `checks/<module>.py`. rules: ids that every
     case of it enforces; a case adds those that its problem exercises. source: where its cases come from: the problems
-    of a level, the domains from which hypothesis draws problems, or None for the golden cases."""
+    of a level, the domains from which hypothesis draws problems, or None for the golden cases: those with gradients
+    where `gradients` is set, else those without."""
 
     name: str
     module: str
@@ -37,6 +38,7 @@ class Check:
     rules: tuple[str, ...]
     source: Callable[[str], Iterator[Problem]] | tuple[str, ...] | None
     return_lse: bool = False
+    gradients: bool = False
 
     @property
     def body(self) -> Callable[[Any, Case], float | Ran | None]:
@@ -60,7 +62,9 @@ class Check:
     def cases(self, level: str, seed: int) -> Iterator[Case]:
         """Return the check's cases at a level; seed: of what is drawn."""
         if self.source is None:
-            yield from (self.case(golden.name, golden.problem, golden.rules) for golden in CASES)
+            for golden in CASES:
+                if (golden.problem.grad is not None) == self.gradients:
+                    yield self.case(golden.name, golden.problem, golden.rules)
         elif isinstance(self.source, tuple):
             yield from (self.drawn(Draw(domain, EXAMPLES[level], seed)) for domain in self.source)
         else:
@@ -78,8 +82,10 @@ EVERY_CASE = (  # enforced by `kernel.well_formed`, `running.run_case` and `judg
     "accuracy.overflow",
     "profile.core",
 )
+TILES = ("flash.tile-independent",)
 LSE_RULES = ("accuracy.lse-within-budget", "softmax.lse-base", "softmax.lse-dtype")
 
+MERGES = (*LSE_RULES, "flash.merge-associative", "flash.merge-empty", "flash.merge-gap")
 PLAIN, MASKED = ("core", "half"), ("core", "masks")
 ANY = ("core", "masks", "grouped", "half", "double")
 LAYOUTS, ALIAS = ("contract.layouts",), ("contract.no-alias",)
@@ -87,10 +93,13 @@ LAYOUTS, ALIAS = ("contract.layouts",), ("contract.no-alias",)
 REFUSED = ("contract.refusal", "notation.shapes", "grouped.heads-divide", "mask.broadcast", "attention.zero-length")
 OFFSETS = ("attention.output", *LAYOUTS)
 BUDGETS = ("accuracy.output-within-budget", "accuracy.classes", "notation.dtypes")
+CACHE = ("kv-cache.append", "kv-cache.chunks")
+FLOWS = ("contract.layouts", "contract.inputs-unchanged")
+GRADIENTS = ("accuracy.gradients-within-budget", "backward.recompute-range", "flash.lse-recompute")
 TEMPERATURE = ("accuracy.temperature", "accuracy.output-within-budget")
 
 CHECKS = (
-    Check("visible_set_is_exact", "probes", "probe", (), problems.visible_sets),
+    Check("visible_set_is_exact", "probes", "probe", TILES, problems.visible_sets),
     Check("query_heads_read_their_group", "probes", "probe", ("grouped.head-map",), problems.head_maps),
     Check("each_row_reads_the_key_it_asks_for", "probes", "probe", ("notation.layout",), problems.lookups),
     Check("every_feature_of_a_key_counts", "probes", "probe", ("attention.output",), problems.head_dims),
@@ -113,6 +122,11 @@ CHECKS = (
     Check("hidden_nan_stays_out", "laws", "law", ("mask.hidden-nan",), problems.hiding),
     Check("output_lies_between_the_visible_values", "relations", "law", ("softmax.weights",), MASKED),
     Check("output_is_linear_in_the_values", "relations", "law", ("attention.output",), PLAIN),
+    Check("absent_keys_never_show", "lengths", "law", ("key-lengths.absent",), problems.with_lengths),
+    Check("lengths_equal_shorter_keys", "lengths", "law", ("key-lengths.visible",), problems.with_lengths),
+    Check("decoding_equals_prefill", "lengths", "law", CACHE, problems.decodes),
+    Check("impossible_lengths_are_refused", "lengths", "contract", ("key-lengths.range",), problems.refusable_lengths),
+    Check("hidden_keys_get_no_gradient", "gradients", "law", ("backward.hidden",), problems.backward_hiding),
     Check("order_of_keys_does_not_matter", "relations", "law", ("attention.output",), ANY),
     Check("order_of_heads_does_not_matter", "relations", "law", ("grouped.head-map",), ("masks", "grouped")),
     Check("batch_elements_are_apart", "relations", "law", ("notation.layout",), ("core", "masks", "grouped")),
@@ -121,12 +135,16 @@ CHECKS = (
     Check("bool_mask_equals_its_additive_form", "relations", "law", ("mask.bool", "mask.additive"), ("masks",)),
     Check("hidden_tail_equals_shorter_keys", "relations", "law", ("mask.key-padding",), ("masks",)),
     Check("twice_the_keys_give_the_same", "relations", "law", ("softmax.weights",), MASKED),
-    Check("halves_merge_by_their_lse", "relations", "law", LSE_RULES, MASKED, return_lse=True),
+    Check("halves_merge_by_their_lse", "relations", "law", MERGES, MASKED, return_lse=True),
     Check("output_matches_golden", "golden", "golden", ("accuracy.output-within-budget",), None),
     Check("lse_matches_golden", "golden", "golden", LSE_RULES, None, return_lse=True),
     Check("options_combine", "regimes", "regime", ("accuracy.output-within-budget",), problems.crossed),
     Check("output_stays_within_budget", "regimes", "regime", BUDGETS, problems.regimes),
     Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, return_lse=True),
+    Check("gradients_match_golden", "gradients", "golden", GRADIENTS, None, gradients=True),
+    Check("gradients_stay_within_budget", "gradients", "regime", GRADIENTS, problems.backwards),
+    Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, problems.backward_plain),
+    Check("gradients_repeat_bit_for_bit", "gradients", "contract", ("contract.deterministic",), problems.backward_plain),
     Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", TEMPERATURE, problems.trends),
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),
 )

@@ -83,7 +83,9 @@ def judge_gradients(
     accuracy = kernel.capabilities.accuracy
     if not scores_in_range(call, accuracy):
         raise NotSupported(f"scores beyond the range of class {accuracy}", declared=True)
-    budgets = gradient_budget(call, causal_alignment=problem.causal or UPPER_LEFT, accuracy=accuracy)
+    corner = problem.causal or UPPER_LEFT
+    assert call.grad_output is not None, "a problem with gradients"
+    budgets = gradient_budget(call, call.grad_output, call.grad_lse, causal_alignment=corner, accuracy=accuracy)
     worst = 0.0
     for name in Gradients._fields:
         given, true, budget = (getattr(x, name) for x in (got, truth, budgets))

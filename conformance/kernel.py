@@ -75,7 +75,7 @@ class Kernel:
                 if self.backward is not None:
                     found = dict(zip(leaves, self.backward(call, result), strict=False))
                 else:
-                    outputs, grads = zip(*flows, strict=True)
+                    outputs, grads = zip(*((x, g.to(x.dtype)) for x, g in flows if x is not None), strict=True)
                     given = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
                     found = dict(zip(leaves, given, strict=True))
             except KeyboardInterrupt:

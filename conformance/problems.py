@@ -36,11 +36,94 @@ def visible_sets(level: str) -> Iterator[Problem]:
     for dtype, causal in product(DTYPES[1:], (None, *CORNERS)):
         mask = Mask("bool", "b11k", "padding")
         yield base.but(batch=2, q_heads=2, q_len=21, k_len=43, dtype=dtype, causal=causal, mask=mask)
+    yield from with_lengths(level)
     if level == "full":
         for length, causal in product(range(1, 2 * LARGEST_TILE + 7), (None, *CORNERS)):
             if causal != "lower_right":  # the same as upper_left where the lengths are equal
                 yield base.but(q_len=length, k_len=length, causal=causal, seed=2)
             yield base.but(q_len=7, k_len=length, causal=causal, seed=3)
+
+
+def with_lengths(level: str) -> Iterator[Problem]:
+    """Batches in which each element has its own number of keys: causal, grouped, masked, one row, none of the keys."""
+    base = Problem(q_len=5, k_len=70, head_dim=64, batch=3, q_heads=2, key_lengths="ragged", seed=1)
+    for causal in (None, *CORNERS):
+        yield base.but(causal=causal)
+        yield base.but(causal=causal, q_len=1, k_len=130)
+        yield base.but(causal=causal, key_lengths="zero", q_heads=6, kv_heads=2)
+        yield base.but(causal=causal, q_len=70, k_len=33, dtype="bfloat16")
+    yield base.but(key_lengths="full")
+    yield base.but(kv_batch=1, q_len=9)
+    yield base.but(mask=Mask("bool", "bhqk", "random"), dtype="float16")
+    yield base.but(mask=Mask("float", "11qk", "random"), key_lengths="zero")
+    if level == "full":
+        for k_len, causal in product(range(1, 2 * LARGEST_TILE + 7, 5), (None, *CORNERS)):
+            yield base.but(k_len=k_len, causal=causal, seed=3)
+        for dtype, causal in product(DTYPES, (None, *CORNERS)):
+            yield base.but(dtype=dtype, k_len=300, causal=causal, q_len=33, seed=4)
+
+
+def decodes(level: str) -> Iterator[Problem]:
+    """Whole sequences, causal, to be decoded: lengths that are and are no multiple of a tile, grouped heads."""
+    base = Problem(q_len=33, k_len=33, head_dim=64, batch=2, q_heads=2, seed=1)
+    for causal in CORNERS:
+        yield base.but(causal=causal)
+        yield base.but(causal=causal, q_len=130, k_len=130, q_heads=8, kv_heads=2, dtype="bfloat16")
+        yield base.but(causal=causal, q_len=17, k_len=17, q_heads=4, kv_heads=1, value_dim=32)
+        if level == "full":
+            for dtype, length in product(DTYPES, (2, 64, 65, 129)):
+                yield base.but(causal=causal, q_len=length, k_len=length, dtype=dtype)
+
+
+def backwards(level: str) -> Iterator[Problem]:
+    """The backward pass: ragged lengths, both corners, masks, biases that broadcast, groups, a value_dim of its own,
+    rows that see nothing, an lse far from 0, and a loss on the lse."""
+    base = Problem(q_len=33, k_len=70, head_dim=64, q_heads=2, grad="output", seed=1)
+    for dtype in DTYPES:
+        yield base.but(dtype=dtype)
+        yield base.but(dtype=dtype, batch=2, q_heads=6, kv_heads=2, causal="upper_left", q_len=70)
+        yield base.but(dtype=dtype, scores=8.0, q_len=64, k_len=64)
+        yield base.but(dtype=dtype, q_heads=1, q_len=16, k_len=1024, scores=0.125)
+        yield base.but(dtype=dtype, q_heads=1, q_len=1024, k_len=16, values="sign_sorted")
+    for causal in CORNERS:
+        yield base.but(causal=causal)
+        yield base.but(causal=causal, q_len=70, k_len=33, grad="lse")
+        yield base.but(causal=causal, shift=-128.0, grad="lse")
+        yield base.but(causal=causal, shift=128.0, k_len=130)
+        yield base.but(causal=causal, mask=Mask("bool", "bhqk", "random"), batch=2)
+    for shape in ("k", "qk", "1hqk", "b11k", "bh1k", "bhqk", "bhq1"):
+        yield base.but(mask=Mask("float", shape, "random"), batch=2, grad="lse" if "q" in shape else "output")
+    for kind in ("bool", "float"):
+        yield base.but(mask=Mask(kind, "bhqk", "empty_rows"), batch=2, grad="lse")
+        yield base.but(mask=Mask(kind, "b11k", "padding"), batch=2, dtype="bfloat16")
+    for scale in (-0.7, 0.0, 3.0):
+        yield base.but(scale=scale)
+    yield base.but(value_dim=32, dtype="float16")
+    yield base.but(head_dim=40, value_dim=72)
+    yield base.but(batch=3, kv_batch=1)
+    yield base.but(q_heads=8, kv_heads=1, grad="lse", dtype="bfloat16")
+    yield base.but(q_len=1, q_heads=4, kv_heads=2)
+    yield base.but(k_len=1)
+    yield base.but(key_lengths="ragged", batch=3, causal="lower_right", q_len=5)
+    if level == "full":
+        for length, causal in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):
+            yield base.but(q_len=length, k_len=length + 3, causal=causal, seed=2)
+        for dtype, causal, scores in product(DTYPES, (None, "upper_left"), (0.125, 1.0, 8.0)):
+            yield base.but(dtype=dtype, causal=causal, scores=scores, q_len=130, k_len=130, seed=3)
+
+
+def backward_hiding(level: str) -> Iterator[Problem]:
+    """The backward pass where keys are hidden from every row."""
+    for problem in hiding(level):
+        yield problem.but(grad="output")
+
+
+def backward_plain(level: str) -> Iterator[Problem]:
+    """A few backward passes, for the checks of the contract."""
+    base = Problem(q_len=13, k_len=29, head_dim=32, batch=2, q_heads=4, kv_heads=2, grad="output", seed=1)
+    yield base
+    yield base.but(dtype="bfloat16", causal="upper_left", q_len=29)
+    yield base.but(grad="lse", mask=Mask("float", "11qk", "random"))
 
 
 def head_maps(level: str) -> Iterator[Problem]:
@@ -102,6 +185,11 @@ def far_apart(level: str) -> Iterator[Problem]:
 def refusable(level: str) -> Iterator[Problem]:
     """A plain call, to be made impossible."""
     yield Problem(q_len=5, k_len=9, head_dim=16, batch=2, q_heads=3, seed=1)
+
+
+def refusable_lengths(level: str) -> Iterator[Problem]:
+    """A call with key_lengths, to be made impossible."""
+    yield Problem(q_len=5, k_len=9, head_dim=16, batch=2, q_heads=3, key_lengths="ragged", seed=1)
 
 
 def crossed(level: str) -> Iterator[Problem]:

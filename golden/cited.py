@@ -17,6 +17,9 @@ def rules_of(p: Problem) -> tuple[str, ...]:
         "notation.shapes": p.q_len != p.k_len,
         "mask.finite-bias": finite,
         "mask.bias-then-mask": biased and p.causal is not None,
+        "accuracy.gradients-within-budget": p.grad is not None,
+        "backward.hidden": p.grad is not None and hides_keys(p),
+        "backward.recompute-range": p.grad is not None and p.shift != 0,
         "mask.hidden-values": p.values == "spiky" and hides_keys(p),
     }
     special = (rule for rule, holds in table.items() if holds)

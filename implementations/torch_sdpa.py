@@ -69,7 +69,7 @@ def math() -> TorchSdpa:
 def flash() -> TorchSdpa:
     """Return the tiled CPU kernel. It takes masks of rank 2 and 4 only, applies them together with is_causal, and wants
     value_dim = head_dim and as many key as query batches. A batch row's bits change with the batch at two threads."""
-    declared = Capabilities(features=FUSED_FEATURES, head_dims=HEAD_DIMS)
+    declared = Capabilities(features=FUSED_FEATURES, head_dims=HEAD_DIMS, refuses=(("attn_mask.float", "backward"),))
     return TorchSdpa(SDPBackend.FLASH_ATTENTION, "torch_sdpa.flash", declared)
 
 

@@ -244,7 +244,7 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "mask": Mask.parse,
     "causal": lambda text: text or "upper_left",
     "scale": _number,
-    "lengths": str,
+    "key_lengths": str,
     "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,

@@ -39,6 +39,10 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     dropped, `mask.combine`. Else the rule of the option there is; of both, the mask's where the triangle is respected.
     """
     expected = visible_set(problem, call)
+    if problem.key_lengths:
+        unlimited = visible_set(problem, call.but(key_lengths=None))
+        rule = "key-lengths.causal" if problem.causal == "lower_right" else "key-lengths.visible"
+        return "key-lengths.visible" if torch.equal(read, unlimited) or bool((read & ~unlimited).any()) else rule
     if not bool(((read != expected) & expected.any(-1, keepdim=True)).any()):
         return "mask.fully-masked-row"
     if problem.mask and problem.mask.content in FINITE_CONTENTS:

@@ -1,0 +1,117 @@
+"""Key lengths: keys that do not exist never show, and decoding step by step gives what one call gives."""
+
+from __future__ import annotations
+
+import torch
+
+from attnspec.conformance.case import Case
+from attnspec.conformance.checks.relations import same
+from attnspec.conformance.judgement import judge_against_reference
+from attnspec.conformance.kernel import Kernel
+from attnspec.conformance.outcome import Violation
+from attnspec.golden.inputs import make_call
+from attnspec.reference import lengths
+from attnspec.spec.call import Call
+
+POISONS = (torch.nan, torch.inf)
+
+
+def absent_keys_never_show(kernel: Kernel, case: Case) -> float:
+    """NaN and infinities in the memory of keys that do not exist leave the result right."""
+    kernel.need(case.problem)
+    call = make_call(case.problem).but(return_lse=kernel.capabilities.lacks(case.problem, return_lse=True) is None)
+    worst = judge_against_reference(kernel, case.problem, call, kernel(call))
+    for poison in POISONS:
+        poisoned = with_absent(call, poison)
+        try:
+            worst = max(worst, judge_against_reference(kernel, case.problem, call, kernel(poisoned)))
+        except Violation as found:
+            what = f"{poison} in keys and values that do not exist comes through: {found.what}"
+            raise Violation("key-lengths.absent", what, found.details, found.error_over_budget) from None
+    return worst
+
+
+def with_absent(call: Call, number: float) -> Call:
+    """Return the call with a number in every key and value that does not exist in any batch element that reads it."""
+    assert call.key_lengths is not None, "a problem with key_lengths"
+    exists = lengths.existing(call.query.shape[0], call.key.shape[2], call.key_lengths)  # (batch, k_len)
+    if call.key.shape[0] == 1:
+        exists = exists.any(0, keepdim=True)
+    absent = ~exists[:, None, :, None]
+    return call.but(key=call.key.masked_fill(absent, number), value=call.value.masked_fill(absent, number))
+
+
+def lengths_equal_shorter_keys(kernel: Kernel, case: Case) -> float:
+    """The last element of a batch, cut to the keys that exist and asked for alone, gives the same output."""
+    problem = case.problem
+    kernel.need(problem)
+    kernel.need(problem.but(key_lengths=None))
+    call = make_call(problem)
+    assert call.key_lengths is not None, "a problem with key_lengths"
+    worst = 0.0
+    for b, length in enumerate(call.key_lengths.tolist()):
+        if length == 0:
+            continue
+        mask = call.attn_mask
+        if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
+            mask = mask[b : b + 1]
+        if mask is not None and mask.shape[-1] == problem.k_len:
+            mask = mask[..., :length]
+        own = slice(b, b + 1) if problem.kv_batch > 1 else slice(0, 1)
+        key, value = (x[own, :, :length] for x in (call.key, call.value))
+        alone = call.but(query=call.query[b : b + 1], key=key, value=value, attn_mask=mask, key_lengths=None)
+        at = slice(b, b + 1)
+        how = f"batch element {b} with its {length} keys alone"
+        error = same(kernel, problem, "key-lengths.visible", how, call, alone, lambda x, at=at: x[at])
+        worst = max(worst, error)
+    return worst
+
+
+def decoding_equals_prefill(kernel: Kernel, case: Case) -> float:
+    """Rows asked for one at a time, and in chunks, against a cache that holds no more than their keys, give what one
+    causal call over the whole sequence gives."""
+    problem = case.problem  # q_len = k_len, causal
+    kernel.need(problem)
+    kernel.need(problem.but(causal=None, key_lengths="ragged"))
+    prefill = make_call(problem)
+    worst = 0.0
+    for row in sorted({0, 1, problem.q_len // 2, problem.q_len - 1} & set(range(problem.q_len))):
+        step = asked(prefill, row, 1).but(is_causal=False)
+        how, view = f"row {row} as a decode step", lambda x, row=row: x[:, :, row : row + 1]
+        worst = max(worst, same(kernel, problem, "kv-cache.append", how, prefill, step, view))
+    if kernel.capabilities.causal_alignment == "lower_right":
+        chunk = max(2, problem.q_len // 3)
+        for row in range(0, problem.q_len - chunk + 1, chunk):
+            call = asked(prefill, row, chunk)
+            how, view = f"rows {row} to {row + chunk - 1} as a chunk", lambda x, row=row: x[:, :, row : row + chunk]
+            worst = max(worst, same(kernel, problem, "kv-cache.chunks", how, prefill, call, view))
+    return worst
+
+
+def asked(prefill: Call, row: int, count: int) -> Call:
+    """Return the call of some rows against a cache that ends at the last of them: what lies beyond is NaN."""
+    end = row + count
+    key, value = (x.clone() for x in (prefill.key, prefill.value))
+    key[:, :, end:], value[:, :, end:] = torch.nan, torch.nan
+    cached = torch.full((prefill.query.shape[0],), end, dtype=torch.int32)
+    return prefill.but(query=prefill.query[:, :, row:end], key=key, value=value, key_lengths=cached)
+
+
+def impossible_lengths_are_refused(kernel: Kernel, case: Case) -> None:
+    """A length below 0 or beyond the keys, and lengths of another shape, end in an exception."""
+    kernel.need(case.problem)
+    call = make_call(case.problem)
+    batch, k_len = call.query.shape[0], call.key.shape[2]
+    wrong = {
+        "a length of k_len + 1": torch.full((batch,), k_len + 1, dtype=torch.int32),
+        "a length of -1": torch.full((batch,), -1, dtype=torch.int32),
+        "one length too many": torch.full((batch + 1,), k_len, dtype=torch.int32),
+        "lengths in float32": torch.full((batch,), float(k_len)),
+    }
+    for what, key_lengths in wrong.items():
+        impossible = call.but(key_lengths=key_lengths)
+        try:
+            kernel.run(impossible.query, impossible.key, impossible.value, **kernel.options(impossible))
+        except Exception:
+            continue
+        raise Violation("key-lengths.range", f"a call with {what} was answered, not refused")
