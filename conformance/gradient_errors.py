@@ -105,17 +105,18 @@ def weight_terms(rows: Rows, errors: WeightErrors) -> Terms:
     """Return the terms p_ij of the sum dV_j = sum_i p_ij dO_i. Rule: `accuracy.weights-rounded-once`."""
     a, p = rows.arithmetic, rows.p
     rounded = _rounded(rows, errors)
+    coarse = torch.where(a.weights * p < a.weights_step, rounded, 0.0)  # subnormal weights of all rows may be one
     nothing = torch.zeros_like(p)
     return Terms(
         value=p,
         visible=p > 0,
         work=p**2 * (errors.work**2 + a.work**2),
-        stored_square=(p * errors.stored) ** 2 + rounded**2,
-        stored_sum=p * errors.largest + rounded,
+        stored_square=(p * errors.stored) ** 2 + (rounded - coarse) ** 2,
+        stored_sum=p * errors.largest + rounded - coarse,
         lost=torch.where(p > 0, a.flushed, 0.0)
         + torch.where(p < max(a.weights_lost, TINY_WEIGHT), p, 0.0)
         + errors.lost,
-        shared=p * errors.shared,
+        shared=p * errors.shared + coarse,
         of_lse=p * errors.lse,
         row=nothing,
         row_fixed=nothing,
@@ -135,9 +136,10 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     delta = (p * a).sum(-1, keepdim=True)
     r = torch.where(p > 0, a - delta + backward.grad_lse, 0.0)
     ds = p * r
-    product = w**2 * ((dim / 3 + 1) * a**2 + (dim / 6 + 1) * (backward.grad_output**2 @ (backward.value**2).mT))
+    norm2 = backward.grad_output**2 @ (backward.value**2).mT
+    product = w**2 * ((dim / 3 + 1) * a**2 + (dim / 6 + 1) * norm2)
     differences = w**2 * (a**2 + delta**2 + backward.grad_lse**2 + 3 * r**2)
-    row, row_fixed = _delta_errors(rows, errors, ties, backward, a, product)
+    row, row_fixed = _delta_errors(rows, errors, ties, backward, a, norm2)
 
     work = (ds * errors.work) ** 2 + (p * errors.growth) ** 2 * (product + differences)
     off = CONFIDENCE * torch.sqrt(work) + p * errors.growth * (CONFIDENCE * row + row_fixed) + ds.abs() * errors.largest
@@ -192,7 +194,7 @@ def _lse_errors(
 
 
 def _delta_errors(
-    rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: Backward, a: torch.Tensor, product: torch.Tensor
+    rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: Backward, a: torch.Tensor, norm2: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the error of delta = rowsum(dO o O): what is random, in units of CONFIDENCE, and the rest; (1, rows, 1).
 
@@ -213,12 +215,13 @@ def _delta_errors(
     output = (backward.grad_output * rows.unit * rows.o).abs()
     output2 = (output**2).sum(-1, keepdim=True)
     store = arithmetic.output * torch.minimum(torch.sqrt(output2), output.sum(-1, keepdim=True) / CONFIDENCE)
-    random2 = weights**2 + store**2 + (p**2 * product).sum(-1, keepdim=True)
+    random2 = weights**2 + store**2
+    random2 += w**2 * (p**2 * ((dim / 3 + 1) * a**2 + (dim / 6 + 1) * norm2)).sum(-1, keepdim=True)
     if arithmetic.scores:
         random2 += ties * ((rounded**2 + (arithmetic.weights * p) ** 2) * a**2).sum(-1, keepdim=True)
     random2 += w**2 * ((dim / 3 + 1) * delta**2 + (dim / 6 + 1) * output2)
 
-    path = torch.sqrt(delta**2 + ((p * a) ** 2).sum(-1, keepdim=True))
+    path = torch.sqrt(delta**2 + output2 + (p**2 * (a**2 + norm2)).sum(-1, keepdim=True))
     steps = roundings(rows.count, ties)
     fixed = arithmetic.exponential * torch.sqrt((p * from_mean**2).sum(-1, keepdim=True))
     fixed += rounded.sum(-1, keepdim=True) * delta.abs()
