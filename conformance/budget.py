@@ -64,7 +64,9 @@ def error_budget(
     shape = (batch, q_heads, q_len, k_len)
     visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths)
     if call.key_lengths is not None:
-        call = call.but(**{x: lengths.clear_absent(getattr(call, x), batch, call.key_lengths) for x in ("key", "value")})
+        call = call.but(
+            **{x: lengths.clear_absent(getattr(call, x), batch, call.key_lengths) for x in ("key", "value")}
+        )
     for b in range(batch):
         query, key, value = (_head_tensor(x, b, q_heads) for x in (call.query, call.key, call.value))
         bias = _bias(call.attn_mask, shape, b)

@@ -144,7 +144,9 @@ CHECKS = (
     Check("gradients_match_golden", "gradients", "golden", GRADIENTS, None, gradients=True),
     Check("gradients_stay_within_budget", "gradients", "regime", GRADIENTS, problems.backwards),
     Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, problems.backward_plain),
-    Check("gradients_repeat_bit_for_bit", "gradients", "contract", ("contract.deterministic",), problems.backward_plain),
+    Check(
+        "gradients_repeat_bit_for_bit", "gradients", "contract", ("contract.deterministic",), problems.backward_plain
+    ),
     Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", TEMPERATURE, problems.trends),
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),
 )

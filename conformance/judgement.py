@@ -107,7 +107,7 @@ def _gradient_violation(name: str, found: Comparison, problem: Problem, call: Ca
     rule = GRADIENT_RULES.get(name, "backward.bias")
     if name == "query" and not bool((found.wrong & ~empty_rows(problem, call)[..., None]).any()):
         rule = "backward.empty-row"
-    axes = ("batch", "head", "row" if name == "query" else "key", "column")
+    axes: tuple[str, ...] = ("batch", "head", "row" if name == "query" else "key", "column")
     if name == "attn_mask":
         axes = ("batch", "head", "row", "key")[4 - found.truth.ndim :]
     times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"

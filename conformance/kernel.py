@@ -60,15 +60,17 @@ class Kernel:
     def gradients(self, call: Call) -> tuple[Result, Gradients]:
         """Run a call forward and back, and return its result and its gradients, on the CPU, checked as results are.
 
-        call: has a grad_output, and a grad_lse where return_lse is set. A backend with a method `backward(call, result)`
-        is asked for its gradients by that, every other one by torch autograd. Raises what `__call__` does;
+        call: has a grad_output, and a grad_lse where return_lse is set. A backend with a method `backward(call,
+        result)` is asked for its gradients by that, every other one by torch autograd. Raises what `__call__` does;
         NotSupported for a bare callable whose output has no grad_fn, or whose backward pass raises.
         """
         call = self.place(call)
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in differentiable(call).items()}
         with torch.enable_grad():
             result = self.returned(call.but(**leaves))
-            flows = [(x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None]
+            flows = [
+                (x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None
+            ]
             if self.backward is None and not all(x is not None and x.requires_grad for x, _ in flows):
                 raise self._raised(RuntimeError("no gradient: output or lse has no grad_fn"))
             try:

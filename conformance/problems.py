@@ -57,10 +57,10 @@ def with_lengths(level: str) -> Iterator[Problem]:
     yield base.but(mask=Mask("bool", "bhqk", "random"), dtype="float16")
     yield base.but(mask=Mask("float", "11qk", "random"), key_lengths="zero")
     if level == "full":
-        for k_len, causal in product(range(1, 2 * LARGEST_TILE + 7, 5), (None, *CORNERS)):
-            yield base.but(k_len=k_len, causal=causal, seed=3)
-        for dtype, causal in product(DTYPES, (None, *CORNERS)):
-            yield base.but(dtype=dtype, k_len=300, causal=causal, q_len=33, seed=4)
+        for k_len, corner in product(range(1, 2 * LARGEST_TILE + 7, 5), (None, *CORNERS)):
+            yield base.but(k_len=k_len, causal=corner, seed=3)
+        for dtype, corner in product(DTYPES, (None, *CORNERS)):
+            yield base.but(dtype=dtype, k_len=300, causal=corner, q_len=33, seed=4)
 
 
 def decodes(level: str) -> Iterator[Problem]:
@@ -106,10 +106,10 @@ def backwards(level: str) -> Iterator[Problem]:
     yield base.but(k_len=1)
     yield base.but(key_lengths="ragged", batch=3, causal="lower_right", q_len=5)
     if level == "full":
-        for length, causal in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):
-            yield base.but(q_len=length, k_len=length + 3, causal=causal, seed=2)
-        for dtype, causal, scores in product(DTYPES, (None, "upper_left"), (0.125, 1.0, 8.0)):
-            yield base.but(dtype=dtype, causal=causal, scores=scores, q_len=130, k_len=130, seed=3)
+        for length, corner in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):
+            yield base.but(q_len=length, k_len=length + 3, causal=corner, seed=2)
+        for dtype, corner, scores in product(DTYPES, (None, "upper_left"), (0.125, 1.0, 8.0)):
+            yield base.but(dtype=dtype, causal=corner, scores=scores, q_len=130, k_len=130, seed=3)
 
 
 def backward_hiding(level: str) -> Iterator[Problem]:

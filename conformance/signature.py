@@ -26,7 +26,13 @@ MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mas
     "cache_seqlens": "key_lengths",
     "seqlen_k": "key_lengths",
 }
-TRIED = ("value_dim", "kv_broadcast", "enable_gqa", "empty", "backward")  # found out by trying: raising is an honest "no"
+TRIED = (
+    "value_dim",
+    "kv_broadcast",
+    "enable_gqa",
+    "empty",
+    "backward",
+)  # found out by trying: raising is an honest "no"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

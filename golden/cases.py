@@ -223,8 +223,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "keys-equal-float32": "hq=2/q=9/k=70/d=8/keys=equal/seed=227",
         "keys-equal-float64": "q=5/k=33/d=3/keys=equal/dtype=float64/seed=228",
     },
-    "Key lengths: each batch element has its own number of keys, none of them in the first; the causal corner is at each "
-    "own last key, or at the upper left.": {
+    "Key lengths: each batch element has its own number of keys; the causal corner is at each own last key, or at the "
+    "upper left.": {
         "lengths-ragged-float32": "b=3/hq=2/q=5/k=33/d=24/lengths=ragged/seed=300",
         "lengths-ragged-bfloat16": "b=4/hq=2/q=3/k=70/d=64/lengths=ragged/dtype=bf16/seed=301",
         "lengths-ragged-float16": "b=3/q=7/k=65/d=40/lengths=ragged/dtype=fp16/seed=302",
@@ -232,12 +232,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "lengths-one-query-grouped-bfloat16": "b=4/hq=8/hkv=2/q=1/k=130/d=64/lengths=ragged/dtype=bf16/seed=304",
         "lengths-one-query-multi-query-float32": "b=3/hq=4/hkv=1/q=1/k=66/d=24/lengths=ragged/seed=305",
         "lengths-zero-float32": "b=3/hq=2/q=5/k=17/d=8/lengths=zero/seed=306",
-        "lengths-zero-causal-lower-right-float16": "b=3/q=5/k=17/d=8/causal=lower_right/lengths=zero/dtype=fp16/seed=307",
+        "lengths-zero-lower-right-float16": "b=3/q=5/k=17/d=8/causal=lower_right/lengths=zero/dtype=fp16/seed=307",
         "lengths-causal-lower-right-float32": "b=4/hq=2/q=9/k=33/d=24/causal=lower_right/lengths=ragged/seed=308",
         "lengths-causal-lower-right-tall-float32": "b=4/q=33/k=17/d=8/causal=lower_right/lengths=ragged/seed=309",
         "lengths-causal-upper-left-float32": "b=4/hq=2/q=33/k=17/d=24/causal/lengths=ragged/seed=310",
         "lengths-bool-mask-float32": "b=3/hq=2/q=5/k=33/d=8/mask=bool.bhqk.random/lengths=ragged/seed=311",
-        "lengths-float-mask-bfloat16": "b=3/hq=2/q=5/k=33/d=8/mask=float.11qk.random/lengths=ragged/dtype=bf16/seed=312",
+        "lengths-bias-bfloat16": "b=3/hq=2/q=5/k=33/d=8/mask=float.11qk.random/lengths=ragged/dtype=bf16/seed=312",
         "lengths-one-cache-for-all-float32": "b=3/bkv=1/hq=2/q=5/k=33/d=8/lengths=ragged/seed=313",
         "lengths-full-float32": "b=2/hq=2/q=5/k=33/d=8/lengths=full/seed=314",
     },
@@ -262,7 +262,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Gradients with masks: rows that see nothing, biases that broadcast, hidden keys.": {
         "gradients-bool-mask-float32": "b=2/hq=2/q=9/k=17/d=8/mask=bool.bhqk.random/grad/seed=340",
         "gradients-bool-empty-rows-float32": "b=2/hq=2/q=9/k=17/d=8/mask=bool.bhqk.empty_rows/grad/seed=341",
-        "gradients-bool-padding-causal-bfloat16": "b=2/q=17/k=17/d=24/mask=bool.b11k.padding/causal/dtype=bf16/grad/seed=342",
+        "gradients-padding-causal-bf16": "b=2/q=17/k=17/d=24/mask=bool.b11k.padding/causal/dtype=bf16/grad/seed=342",
         "gradients-bias-float32": "b=2/hq=2/q=9/k=17/d=8/mask=float.bhqk.random/grad/seed=343",
         "gradients-bias-of-keys-float32": "b=2/hq=2/q=9/k=17/d=8/mask=float.b11k.bias/grad/seed=344",
         "gradients-bias-of-heads-float32": "b=2/hq=3/q=5/k=7/d=8/mask=float.1hqk.random/grad/seed=345",

@@ -43,7 +43,8 @@ def make_call(problem: Problem) -> Call:
         scale=p.scale,
         enable_gqa=p.q_heads != p.kv_heads,
         key_lengths=_key_lengths(draw, p),
-        **_gradients(draw, p, fmt),
+        grad_output=_grad_output(draw, p, fmt),
+        grad_lse=_grad_lse(draw, p, fmt),
     )
 
 
@@ -134,15 +135,16 @@ def _key_lengths(draw: Source, p: Problem) -> torch.Tensor | None:
     return torch.from_numpy(lengths.astype(np.int32))
 
 
-def _gradients(draw: Source, p: Problem, fmt: Format) -> dict[str, torch.Tensor]:
-    """Return grad_output and grad_lse, normal numbers, those that flow back."""
-    found = {}
-    if p.grad is not None:
-        found["grad_output"] = to_tensor(draw.normal("grad_output", (p.batch, p.q_heads, p.q_len, p.value_dim)), fmt)
-    if p.grad == "lse":
-        wide = FLOAT64 if fmt == FLOAT64 else FLOAT32
-        found["grad_lse"] = to_tensor(draw.normal("grad_lse", (p.batch, p.q_heads, p.q_len)), wide)
-    return found
+def _grad_output(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
+    """Return what flows back to the output, normal numbers, or None."""
+    shape = (p.batch, p.q_heads, p.q_len, p.value_dim)
+    return to_tensor(draw.normal("grad_output", shape), fmt) if p.grad else None
+
+
+def _grad_lse(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
+    """Return what flows back to the lse, normal numbers, or None."""
+    wide = FLOAT64 if fmt == FLOAT64 else FLOAT32
+    return to_tensor(draw.normal("grad_lse", (p.batch, p.q_heads, p.q_len)), wide) if p.grad == "lse" else None
 
 
 def _mask(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:

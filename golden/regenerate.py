@@ -173,7 +173,7 @@ def truth(call: Call, causal: str | None) -> dict[str, npt.NDArray[np.float64]]:
     if call.grad_output is None:
         return found
     grad_lse = None if call.grad_lse is None else numbers(call.grad_lse)
-    gradients = backward(*tensors, numbers(call.grad_output), grad_lse=grad_lse, **options)
+    gradients = backward(tensors[0], tensors[1], tensors[2], numbers(call.grad_output), grad_lse=grad_lse, **options)
     by_name = {f"grad_{name}": getattr(gradients, name) for name in Gradients._fields}
     return found | {name: array for name, array in by_name.items() if array is not None}
 

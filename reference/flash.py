@@ -5,7 +5,6 @@ The order is that of Dao 2023: for each tile of rows, one pass over the tiles of
 
 from __future__ import annotations
 
-
 from typing import NamedTuple
 
 import torch

@@ -35,11 +35,11 @@ LSE_BASES = ("e", "2")
 class Capabilities:
     """What a backend declares. Declared and then raised is a failure; undeclared is `not_supported`.
 
-    features: names of `FEATURES`, or `attn_mask` for all its kinds and ranks; by default all but `LATER`. dtypes, devices: by PyTorch's names.
-    head_dims: smallest and largest. causal_alignment, lse_base: dialects. accuracy: the class of the error budget for
-    float32 and 16-bit dtypes. deterministic: run to run bit-equal. batch_invariant: a batch row gives the same bits in
-    any batch. contains_nan: NaN in masked keys and values does not come through. refuses: combinations of features
-    ruled out. Raises InputError for a name that the spec does not know.
+    features: names of `FEATURES`, or `attn_mask` for all its kinds and ranks; by default all but `LATER`. dtypes,
+    devices: by PyTorch's names. head_dims: smallest and largest. causal_alignment, lse_base: dialects. accuracy: the
+    class of the error budget for float32 and 16-bit dtypes. deterministic: run to run bit-equal. batch_invariant: a
+    batch row gives the same bits in any batch. contains_nan: NaN in masked keys and values does not come through.
+    refuses: combinations of features ruled out. Raises InputError for a name that the spec does not know.
     """
 
     features: tuple[str, ...] = tuple(name for name in FEATURES if name not in LATER)

@@ -69,9 +69,15 @@ def layout_of_what_flows_back_does_not_matter(kernel: Kernel, case: Case) -> flo
     assert call.grad_output is not None, "a problem with gradients"
     worst = judge_against_closed_form(kernel, case.problem, call, kernel.gradients(call)[1])
     one = call.grad_output[:1, :1, :1, :1].expand_as(call.grad_output)
-    for how, flow in (("gapped", gapped(call.grad_output)), ("length first", length_first(call.grad_output)), ("expanded", one)):
+    for how, flow in (
+        ("gapped", gapped(call.grad_output)),
+        ("length first", length_first(call.grad_output)),
+        ("expanded", one),
+    ):
         placed = call.but(grad_output=flow)
-        before = {name: tensor.clone() for name, tensor in differentiable(placed).items()} | {"grad_output": flow.clone()}
+        before = {name: tensor.clone() for name, tensor in differentiable(placed).items()} | {
+            "grad_output": flow.clone()
+        }
         try:
             got = kernel.gradients(placed)[1]
             plain = placed.but(grad_output=flow.contiguous())
