@@ -14,8 +14,8 @@ from attnspec.conformance.row_errors import (
     CONFIDENCE,
     LARGEST_SHIFT,
     NORMALISE_ROUNDOFFS,
-    _growth,
-    _score_errors,
+    growth,
+    score_errors,
 )
 from attnspec.conformance.rows import Arithmetic, Rows
 
@@ -70,12 +70,12 @@ class WeightErrors:
     def of(cls, rows: Rows, visible: torch.Tensor, ties: torch.Tensor) -> WeightErrors:
         """Return the errors of P = exp(S - lse). visible: (1, rows, k_len) bool. ties: `score_ties(rows)`."""
         a = rows.arithmetic
-        work, stored, largest = _score_errors(rows)
+        work, stored, largest = score_errors(rows)
         random, fixed = _lse_errors(rows, work, stored, largest, ties)
         from_lse = torch.where(rows.p > 0, rows.z - rows.lse, 0.0)
         shift = CONFIDENCE * (work + random) + largest + fixed
         lost = torch.exp((rows.z - rows.lse + shift).clamp_max(0.0))
-        first_order = _growth(shift)
+        first_order = growth(shift)
         return cls(
             work=first_order * torch.sqrt(work**2 + (a.work * from_lse) ** 2),
             stored=first_order * stored,
@@ -183,7 +183,7 @@ def _lse_errors(
     The terms are those of `lse_error`, which adds them up. Chapter "accuracy", equation (2).
     """
     a = rows.arithmetic
-    moved = rows.p * _growth(CONFIDENCE * work + largest)
+    moved = rows.p * growth(CONFIDENCE * work + largest)
     scores = torch.sqrt(ties * (moved**2 * (work**2 + stored**2)).sum(-1, keepdim=True))
     scores = torch.minimum(scores, (CONFIDENCE * work + largest).amax(-1, keepdim=True) / CONFIDENCE)
     random = scores + a.work * roundings(rows.count, ties) / CONFIDENCE

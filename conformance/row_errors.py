@@ -42,8 +42,8 @@ def lse_error(rows: Rows, ties: torch.Tensor) -> torch.Tensor:
     equation (2).
     """
     a = rows.arithmetic
-    work, stored, largest = _score_errors(rows)
-    growth = _growth(CONFIDENCE * work + largest)
+    work, stored, largest = score_errors(rows)
+    growth = growth(CONFIDENCE * work + largest)
     moved = rows.p * growth
     random = torch.sqrt(ties * ((moved * work) ** 2).sum(-1, keepdim=True))
     rounded = CONFIDENCE * torch.sqrt(ties * ((moved * stored) ** 2).sum(-1, keepdim=True))
@@ -57,7 +57,7 @@ def lse_error(rows: Rows, ties: torch.Tensor) -> torch.Tensor:
     return torch.where(rows.count > 0, error, 0.0).squeeze(-1)
 
 
-def _score_errors(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def score_errors(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return how far rounding moves a score, each (heads, rows, k_len).
 
     work: from float32 (float64) arithmetic, in units of CONFIDENCE. stored, largest: from scores that pass through
@@ -76,7 +76,7 @@ def _score_errors(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return work, stored, largest
 
 
-def _growth(shift: torch.Tensor) -> torch.Tensor:
+def growth(shift: torch.Tensor) -> torch.Tensor:
     """Return (exp(x) - 1) / x: a score that moves by up to x changes its weight by up to x times this."""
     x = shift.clamp(1e-9, LARGEST_SHIFT)
     return torch.expm1(x) / x
@@ -84,9 +84,9 @@ def _growth(shift: torch.Tensor) -> torch.Tensor:
 
 def _scores_term(rows: Rows, sd: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
     """Return the output error from wrong scores, (heads, rows, value_dim)."""
-    work, stored, largest = _score_errors(rows)
+    work, stored, largest = score_errors(rows)
     shift = (CONFIDENCE * work + largest).clamp_max(LARGEST_SHIFT)
-    growth = _growth(shift)
+    growth = growth(shift)
     error = CONFIDENCE * torch.sqrt(ties) * spread(rows, rows.p * growth * work)
     if rows.arithmetic.scores:
         random = CONFIDENCE * torch.sqrt(ties) * spread(rows, rows.p * growth * stored)
