@@ -14,7 +14,7 @@ from attnspec.conformance.row_errors import (
     CONFIDENCE,
     LARGEST_SHIFT,
     NORMALISE_ROUNDOFFS,
-    growth,
+    growth_of,
     score_errors,
 )
 from attnspec.conformance.rows import Arithmetic, Rows
@@ -75,7 +75,7 @@ class WeightErrors:
         from_lse = torch.where(rows.p > 0, rows.z - rows.lse, 0.0)
         shift = CONFIDENCE * (work + random) + largest + fixed
         lost = torch.exp((rows.z - rows.lse + shift).clamp_max(0.0))
-        first_order = growth(shift)
+        first_order = growth_of(shift)
         return cls(
             work=first_order * torch.sqrt(work**2 + (a.work * from_lse) ** 2),
             stored=first_order * stored,
@@ -183,7 +183,7 @@ def _lse_errors(
     The terms are those of `lse_error`, which adds them up. Chapter "accuracy", equation (2).
     """
     a = rows.arithmetic
-    moved = rows.p * growth(CONFIDENCE * work + largest)
+    moved = rows.p * growth_of(CONFIDENCE * work + largest)
     scores = torch.sqrt(ties * (moved**2 * (work**2 + stored**2)).sum(-1, keepdim=True))
     scores = torch.minimum(scores, (CONFIDENCE * work + largest).amax(-1, keepdim=True) / CONFIDENCE)
     random = scores + a.work * roundings(rows.count, ties) / CONFIDENCE

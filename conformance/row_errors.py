@@ -43,7 +43,7 @@ def lse_error(rows: Rows, ties: torch.Tensor) -> torch.Tensor:
     """
     a = rows.arithmetic
     work, stored, largest = score_errors(rows)
-    growth = growth(CONFIDENCE * work + largest)
+    growth = growth_of(CONFIDENCE * work + largest)
     moved = rows.p * growth
     random = torch.sqrt(ties * ((moved * work) ** 2).sum(-1, keepdim=True))
     rounded = CONFIDENCE * torch.sqrt(ties * ((moved * stored) ** 2).sum(-1, keepdim=True))
@@ -76,7 +76,7 @@ def score_errors(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return work, stored, largest
 
 
-def growth(shift: torch.Tensor) -> torch.Tensor:
+def growth_of(shift: torch.Tensor) -> torch.Tensor:
     """Return (exp(x) - 1) / x: a score that moves by up to x changes its weight by up to x times this."""
     x = shift.clamp(1e-9, LARGEST_SHIFT)
     return torch.expm1(x) / x
@@ -86,7 +86,7 @@ def _scores_term(rows: Rows, sd: torch.Tensor, ties: torch.Tensor) -> torch.Tens
     """Return the output error from wrong scores, (heads, rows, value_dim)."""
     work, stored, largest = score_errors(rows)
     shift = (CONFIDENCE * work + largest).clamp_max(LARGEST_SHIFT)
-    growth = growth(shift)
+    growth = growth_of(shift)
     error = CONFIDENCE * torch.sqrt(ties) * spread(rows, rows.p * growth * work)
     if rows.arithmetic.scores:
         random = CONFIDENCE * torch.sqrt(ties) * spread(rows, rows.p * growth * stored)
