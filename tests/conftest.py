@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from attnspec.conformance.outcome import CaseResult
 KERNELS = Path(__file__).parent / "kernels"
 CONSOLE_SCRIPT = Path(sys.executable).with_name("attnspec")
 CORE_CASE = "inputs_stay_unchanged/b=2/hq=3/q=13/k=29/d=32/dtype=float32/seed=1"
+WHY = {"reason": "a known fault", "versions": "1.0", "link": "https://example.org/1"}
 INTERFERING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "NO_COLOR")
 
 Process = subprocess.CompletedProcess[str]
@@ -44,6 +46,13 @@ def run(command: list[str], cwd: Path, **environment: str) -> Process:
     """Run a program to its end and return its exit code and what it printed."""
     settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False}
     return subprocess.run(command, cwd=cwd, env=clean_environment(**environment), **settings)
+
+
+def write_expectations(path: Path, *entries: dict[str, str]) -> Path:
+    """Write a file of expectations, each entry with its reason."""
+    data = {"format": 1, "backend": "mine", "entries": [{"outcome": "fail", **WHY, **entry} for entry in entries]}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
 
 
 @pytest.fixture
