@@ -1,6 +1,6 @@
 """PyTorch's `scaled_dot_product_attention`, forced onto one of its kernels at a time.
 
-What is declared was measured on torch 2.13 for the CPU, by running it (tests/test_implementations.py). The public
+What is declared was measured on torch 2.13 for the CPU, by running it (tests/test_backends.py). The public
 function returns no lse, so none of them declares `return_lse`. A wrong answer is not undeclared to hide it.
 """
 

@@ -9,8 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.golden.inputs import make_call
-from attnspec.implementations import grouped, reference_float64, torch_eager, torch_sdpa
+from attnspec.implementations import grouped, reference_float64, tiled, torch_eager, torch_sdpa
 from attnspec.reference.attention import answer
+from attnspec.reference.backward import gradients as reference_gradients
 from attnspec.spec.call import Result
 from attnspec.spec.capabilities import FEATURES
 from attnspec.spec.dtypes import FORMATS, format_named
@@ -23,6 +24,7 @@ BACKENDS: dict[str, Any] = {
         torch_eager.backend,
         grouped.backend,
         reference_float64.backend,
+        tiled.backend,
         torch_sdpa.math(),
         torch_sdpa.flash(),
     )
@@ -49,6 +51,9 @@ OPTIONS = (
     "/causal=lower_right",
     "/scale=0",
     "/scale=-0.4",
+    "/lengths=ragged",
+    "/lengths=zero/causal=lower_right",
+    "/lengths=ragged/mask=float.b11k.bias/causal",
 )
 PROBLEMS = [f"{shape}/{option}".replace("//", "/").strip("/") for shape in SHAPES for option in OPTIONS]
 ROUNDINGS = {"fused": 2.0, "eager": 12.0}  # unit roundoffs of sum_j p_ij |v_j| that 16-bit outputs may be off
@@ -68,7 +73,15 @@ NEEDS = {  # a problem that needs the feature and as little else as can be
     "value_dim": "q=4/k=6/d=8/dv=5",
     "kv_broadcast": "b=3/bkv=1/q=4/k=6/d=8",
     "empty": "q=4/k=0/d=8",
+    "key_lengths": "b=3/q=4/k=6/d=8/lengths=ragged",
+    "backward": "q=4/k=6/d=8/grad=output",
 }
+GRADIENTS = (  # each shape with an option of the forward pass that the backward pass must keep to
+    "q=17/k=33/d=16/causal",
+    "b=2/q=9/k=9/d=3/hq=6/hkv=2/mask=float.bhqk.bias",
+    "b=3/bkv=1/q=7/k=12/d=8/hq=4/hkv=2/mask=bool.qk.empty_rows/scale=-0.4",
+    "b=3/q=9/k=20/d=8/dv=24/lengths=zero/causal=lower_right",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +102,8 @@ def run(backend: Any, problem: Problem, return_lse: bool = False) -> Result:
 
 def off_by(backend: Any, problem: Problem) -> float:
     """Return the largest error of a backend's output, in unit roundoffs of sum_j p_ij |v_j|; checks shape and dtype."""
-    call, causal = make_call(problem), problem.causal or "upper_left"
-    exact, output = answer(call, causal), run(backend, problem).output
+    call = make_call(problem)
+    exact, output = answer(call, backend.capabilities.causal_alignment), run(backend, problem).output
     assert exact.weights is not None
     assert output.dtype == call.query.dtype
     assert output.shape == exact.output.shape
@@ -100,6 +113,17 @@ def off_by(backend: Any, problem: Problem) -> float:
     assert not error.isnan().any()
     assert (error[mass == 0] == 0).all()  # fully masked rows
     return float((error / mass.clamp_min(1e-300)).max()) / format_named(problem.dtype).unit_roundoff
+
+
+def gradients_of(backend: Any, problem: Problem) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of query, key, value and an additive mask that autograd gives."""
+    call = make_call(problem)
+    additive = call.attn_mask is not None and call.attn_mask.dtype.is_floating_point
+    names = ("query", "key", "value", *(("attn_mask",) if additive else ()))
+    leaves = {name: getattr(call, name).detach().requires_grad_() for name in names}
+    given = call.but(**leaves)
+    output = backend(given.query, given.key, given.value, **given.options())
+    return torch.autograd.grad(output, list(leaves.values()), call.grad_output)
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -124,7 +148,7 @@ def test_lse_agrees_with_the_reference(name: str, dtype: str) -> None:
     for problem in (Problem.parse(text).but(dtype=dtype) for text in PROBLEMS):
         if backend.capabilities.lacks(problem, return_lse=True):
             continue
-        exact = answer(make_call(problem), problem.causal or "upper_left").lse
+        exact = answer(make_call(problem), backend.capabilities.causal_alignment).lse
         lse = run(backend, problem, return_lse=True).lse
         assert lse is not None
         assert exact is not None
@@ -134,11 +158,26 @@ def test_lse_agrees_with_the_reference(name: str, dtype: str) -> None:
         assert ((lse - exact).abs()[~empty] <= 16 * unit * (1 + exact.abs()[~empty])).all(), problem
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradients_agree_with_the_reference(name: str) -> None:
+    tested = 0
+    for problem in (Problem.parse(f"{text}/dtype=float64/grad=output") for text in GRADIENTS):
+        if BACKENDS[name].capabilities.lacks(problem) is None:
+            tested += 1
+            exact = reference_gradients(make_call(problem), BACKENDS[name].capabilities.causal_alignment)
+            for found, expected in zip(gradients_of(BACKENDS[name], problem), exact, strict=False):
+                torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    assert tested >= 1
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_what_is_declared_runs_and_what_is_not_raises(name: str, feature: str) -> None:
     backend, problem = BACKENDS[name], Problem.parse(NEEDS[feature])
-    if feature in backend.capabilities.features:
+    if feature == "backward":
+        assert feature in backend.capabilities.features
+        assert all(gradient.isfinite().all() for gradient in gradients_of(backend, problem))
+    elif feature in backend.capabilities.features:
         output = run(backend, problem, feature == "return_lse").output
         assert output.shape == (problem.batch, problem.q_heads, problem.q_len, problem.value_dim)
     else:
@@ -149,7 +188,7 @@ def test_what_is_declared_runs_and_what_is_not_raises(name: str, feature: str) -
 @pytest.mark.parametrize("name", BACKENDS)
 def test_mask_with_causal_runs_unless_it_is_refused(name: str) -> None:
     backend, problem = BACKENDS[name], Problem.parse("q=6/k=6/d=8/mask=float.qk.random/causal")
-    if backend.capabilities.refuses:
+    if ("attn_mask", "is_causal") in backend.capabilities.refuses:
         with pytest.raises(RuntimeError, match="is_causal"):
             run(backend, problem)
     else:
@@ -186,7 +225,7 @@ def test_flash_takes_a_causal_call_of_any_scale(scale: float) -> None:
     assert off_by(BACKENDS["torch_sdpa.flash"], Problem(4, 4, 8, causal="upper_left", scale=scale)) < ROUNDINGS_WIDE
 
 
-@pytest.mark.parametrize("name", ["torch_eager", "grouped", "reference"])
+@pytest.mark.parametrize("name", ["torch_eager", "grouped", "tiled", "reference"])
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -203,7 +242,7 @@ def test_tensors_that_do_not_fit_are_refused(name: str, shapes: tuple[tuple[int,
         BACKENDS[name](*(torch.zeros(shape) for shape in shapes))
 
 
-@pytest.mark.parametrize("name", ["torch_eager", "grouped"])
+@pytest.mark.parametrize("name", ["torch_eager", "grouped", "tiled"])
 @pytest.mark.parametrize(
     "mask", [torch.ones(3, 4), torch.ones(2, 1, 3, 5), torch.ones(3, 5).int(), torch.ones(3, 5).double()]
 )
@@ -213,7 +252,7 @@ def test_a_mask_that_does_not_fit_is_refused(name: str, mask: torch.Tensor) -> N
         BACKENDS[name](query, torch.zeros(1, 1, 5, 8), torch.zeros(1, 1, 5, 8), attn_mask=mask)
 
 
-@pytest.mark.parametrize("name", ["torch_eager", "grouped"])
+@pytest.mark.parametrize("name", ["torch_eager", "grouped", "tiled"])
 def test_hidden_values_and_overflowing_hidden_scores_change_no_bit(name: str) -> None:
     call = make_call(Problem.parse("hq=4/hkv=2/q=3/k=9/d=8/dtype=float16/mask=bool.b11k.leading"))
     key, value = call.key.clone(), call.value.clone()
@@ -222,7 +261,7 @@ def test_hidden_values_and_overflowing_hidden_scores_change_no_bit(name: str) ->
     assert torch.equal(BACKENDS[name](call.query, key, value, **call.options()), plain)
 
 
-@pytest.mark.parametrize("name", ["torch_eager", "grouped", "reference"])
+@pytest.mark.parametrize("name", ["torch_eager", "grouped", "tiled", "reference"])
 def test_gradients_of_empty_rows_are_zero_and_finite(name: str) -> None:
     call = make_call(Problem.parse("hq=4/hkv=2/q=6/k=9/d=8/dtype=float64/mask=bool.qk.empty_rows"))
     tensors = [x.requires_grad_() for x in (call.query, call.key, call.value)]
