@@ -182,9 +182,9 @@ def matrix(
 
     Exit 0: each is conformant or deviates only as recorded; 1: one does not; 2: could not be judged.
     """
-    from attnspec.conformance.tour import tour
+    from attnspec.conformance.matrix_run import run_matrix
 
-    raise typer.Exit(tour(backends.split(",") if backends else None, level, jobs, out))
+    raise typer.Exit(run_matrix(backends.split(",") if backends else None, level, jobs, out))
 
 
 @golden_app.command("check")
@@ -255,7 +255,7 @@ def list_profiles(as_json: Json = False) -> None:
 @list_app.command("rules")
 def list_rules(as_json: Json = False) -> None:
     """List the rules, with the checks that enforce each."""
-    from attnspec.conformance.explain import rules_with_checks
+    from attnspec.conformance.show import rules_with_checks
 
     _show(rules_with_checks(), as_json)
 
@@ -284,13 +284,13 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a rule's text and what enforces it, or what a case does."""
-    from attnspec.conformance.explain import explain
+    from attnspec.conformance.show import facts_of
 
-    facts = explain(name)
+    facts = facts_of(name)
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
         return
-    from attnspec.conformance.screen import row
+    from attnspec.conformance.failure_screen import row
 
     for label, value in facts.items():
         typer.echo(row(label, ", ".join(value) if isinstance(value, list) else str(value)))

@@ -151,8 +151,8 @@ class CaseItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the failure screen for a finding, a line for what is no fault of the suite, else its traceback."""
+        from attnspec.conformance.failure_screen import failure_screen
         from attnspec.conformance.outcome import NotSupported, Violation
-        from attnspec.conformance.screen import failure_screen
 
         if isinstance(excinfo.value, Violation):
             from attnspec.conformance.diagnosis.diagnose import diagnose

@@ -22,11 +22,11 @@ from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.covering import Pairs, coverage
 from attnspec.conformance.expectations import Expectations, read_expectations
+from attnspec.conformance.failure_screen import failure_screen
 from attnspec.conformance.memory_limit import MemoryLimit
 from attnspec.conformance.outcome import BROKEN, CaseResult, Violation
 from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_result, loading_limit, rerun_command
 from attnspec.conformance.report import ReportWriter
-from attnspec.conformance.screen import failure_screen
 from attnspec.conformance.selection import Selection
 from attnspec.conformance.verdict import Verdict, verdict_of
 from attnspec.spec import SPEC_VERSION

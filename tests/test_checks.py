@@ -17,9 +17,9 @@ from mutants.house import kernel_of
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import BY_NAME, CHECKS, cases
+from attnspec.conformance.failure_screen import failure_screen
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.running import run_case
-from attnspec.conformance.screen import failure_screen
 from attnspec.conformance.targets import resolve
 
 OUTPUT, LSE = "accuracy.output-within-budget", "accuracy.lse-within-budget"

@@ -1,4 +1,4 @@
-"""A tour of several backends: a validation each, then the matrix of rules and backends."""
+"""The command `matrix`: a validation of each backend, then the matrix of rules and backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnspec.implementations.registry import backend_names, expectations_path, 
 from attnspec.spec.errors import InputError
 
 
-def tour(names: list[str] | None, level: str, jobs: int, out: Path | None) -> int:
+def run_matrix(names: list[str] | None, level: str, jobs: int, out: Path | None) -> int:
     """Validate the backends, print the matrix, and return the worst exit code.
 
     names: None is every backend that is available; one that is named and unavailable is an InputError. out: a folder

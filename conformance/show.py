@@ -1,4 +1,4 @@
-"""What a rule or a case is, in facts: for `attnspec show`."""
+"""The command `show`: what a rule or a case is, in facts; and the rules with their checks, for `list rules`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnspec.spec.errors import InputError
 from attnspec.spec.rules import all_rules
 
 
-def explain(name: str) -> dict[str, Any]:
+def facts_of(name: str) -> dict[str, Any]:
     """Return the facts of a rule's id or of a case, by label. Raises InputError for a name that is neither."""
     if name in all_rules():
         return _rule(name)
