@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import CONSOLE_SCRIPT, CORE_CASE, Process, run, target_of, write_expectations
 
+from attnspec.conformance.catalogue import case_named
+
 Attnspec = Callable[..., Process]
 File = Callable[..., Path]
 
@@ -239,7 +241,7 @@ def test_a_rule_is_shown_in_words(attnspec: Attnspec) -> None:
 def test_a_case_that_is_listed_can_be_listed_again_by_its_options(attnspec: Attnspec) -> None:
     listed = attnspec("list", "cases", "--profile=masks", "--dtype=bf16", "--rule=mask.combine").stdout.splitlines()
     assert listed
-    assert all("/dtype=bfloat16/" in case or "bfloat16" in case for case in listed)
+    assert {case_named(case).problem.dtype for case in listed} == {"bfloat16"}
 
 
 def test_the_program_can_be_started_as_a_module(tmp_path: Path) -> None:
