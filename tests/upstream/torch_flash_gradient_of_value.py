@@ -1,8 +1,8 @@
 """PyTorch alone: the CPU flash kernel adds up the gradient of the value in the storage dtype, block of rows by block.
 
-With one key every weight is 1, so the gradient of its value is the sum of what flows back to all rows. The first block of
-32 rows gives 256, each of the next four 0.9375, which bfloat16 cannot add to 256: the sum 259.75 comes out as 256. The
-math kernel rounds once, to 260. Run: python torch_flash_gradient_of_value.py; exit code 1 where the fault shows.
+With one key every weight is 1, so the gradient of its value is the sum of what flows back to all rows. The first block
+of 32 rows gives 256, each of the next four 0.9375, which bfloat16 cannot add to 256: the sum 259.75 comes out as 256.
+The math kernel rounds once, to 260. Run: python torch_flash_gradient_of_value.py; exit code 1 where the fault shows.
 """
 
 from __future__ import annotations
