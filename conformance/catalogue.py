@@ -93,6 +93,7 @@ LAYOUTS, ALIAS = ("contract.layouts",), ("contract.no-alias",)
 REFUSED = ("contract.refusal", "notation.shapes", "grouped.heads-divide", "mask.broadcast", "attention.zero-length")
 OFFSETS = ("attention.output", *LAYOUTS)
 BUDGETS = ("accuracy.output-within-budget", "accuracy.classes", "notation.dtypes")
+BACK = ("backward.matches-forward", "backward.value")
 CACHE = ("kv-cache.append", "kv-cache.chunks")
 FLOWS = ("contract.layouts", "contract.inputs-unchanged")
 GRADIENTS = ("accuracy.gradients-within-budget", "backward.recompute-range", "flash.lse-recompute")
@@ -103,6 +104,7 @@ CHECKS = (
     Check("query_heads_read_their_group", "probes", "probe", ("grouped.head-map",), problems.head_maps),
     Check("each_row_reads_the_key_it_asks_for", "probes", "probe", ("notation.layout",), problems.lookups),
     Check("every_feature_of_a_key_counts", "probes", "probe", ("attention.output",), problems.head_dims),
+    Check("gradients_read_the_visible_set", "probes", "probe", BACK, problems.backward_visible_sets),
     Check("weights_add_up_to_one", "probes", "probe", ("softmax.weights",), problems.weight_sums),
     Check("inputs_stay_unchanged", "contract", "contract", ("contract.inputs-unchanged",), problems.plain),
     Check("outputs_share_no_memory", "contract", "contract", ALIAS, problems.plain),

@@ -153,11 +153,14 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     lost += (p > 0) * arithmetic.flushed * (r.abs() + 1 / backward.unit)
     stored_square = (ds * errors.stored) ** 2 + rounded**2
     stored_sum = ds.abs() * errors.largest + rounded
+    if u:  # autograd through a kernel that stores P stores dP
+        of_product = p * errors.growth * (u * a.abs()).clamp_min(step)
+        stored_square += of_product**2
+        stored_sum += of_product
     if arithmetic.scores:
         of_weight = _rounded(rows, errors) * r.abs()
-        of_product = p * errors.growth * (u * a.abs()).clamp_min(step)
-        stored_square += (EAGER_STORES - 1) * rounded**2 + of_weight**2 + of_product**2
-        stored_sum += (EAGER_STORES - 1) * rounded + of_weight + of_product
+        stored_square += (EAGER_STORES - 1) * rounded**2 + of_weight**2
+        stored_sum += (EAGER_STORES - 1) * rounded + of_weight
         lost += torch.where(p < arithmetic.weights_lost, ds, 0.0).abs()
     return Terms(
         value=ds,
@@ -217,8 +220,9 @@ def _delta_errors(
     store = arithmetic.output * torch.minimum(torch.sqrt(output2), output.sum(-1, keepdim=True) / CONFIDENCE)
     random2 = weights**2 + store**2
     random2 += w**2 * (p**2 * ((dim / 3 + 1) * a**2 + (dim / 6 + 1) * norm2)).sum(-1, keepdim=True)
+    random2 += ties * ((arithmetic.weights * p) ** 2 * a**2).sum(-1, keepdim=True)  # of dP, where it is stored
     if arithmetic.scores:
-        random2 += ties * ((rounded**2 + (arithmetic.weights * p) ** 2) * a**2).sum(-1, keepdim=True)
+        random2 += ties * (rounded**2 * a**2).sum(-1, keepdim=True)
     random2 += w**2 * ((dim / 3 + 1) * delta**2 + (dim / 6 + 1) * output2)
 
     path = torch.sqrt(delta**2 + output2 + (p**2 * (a**2 + norm2)).sum(-1, keepdim=True))

@@ -112,6 +112,22 @@ def backwards(level: str) -> Iterator[Problem]:
             yield base.but(dtype=dtype, causal=corner, scores=scores, q_len=130, k_len=130, seed=3)
 
 
+def backward_visible_sets(level: str) -> Iterator[Problem]:
+    """Visible sets for the backward pass: ragged lengths in both corners, masks of every kind, groups, lengths."""
+    base = Problem(q_len=1, k_len=1, head_dim=64, grad="output", seed=1)
+    for (q, k), causal in product(RAGGED, (None, *CORNERS)):
+        yield base.but(q_len=q, k_len=k, causal=causal)
+    for shape in ("k", "qk", "hqk", "b1qk", "b11k", "bhqk"):
+        yield base.but(batch=2, q_heads=3, q_len=19, k_len=37, head_dim=32, mask=Mask("bool", shape, "random"))
+    for causal in (None, *CORNERS):
+        problem = base.but(batch=2, q_heads=4, kv_heads=2, q_len=33, k_len=70, causal=causal)
+        yield problem.but(mask=Mask("bool", "bhqk", "empty_rows"), dtype="bfloat16")
+        yield problem.but(key_lengths="zero", q_len=5)
+    if level == "full":
+        for length, causal in product(range(1, 2 * LARGEST_TILE + 7, 3), (None, *CORNERS)):
+            yield base.but(q_len=length, k_len=length + 7, causal=causal, seed=2)
+
+
 def backward_hiding(level: str) -> Iterator[Problem]:
     """The backward pass where keys are hidden from every row."""
     for problem in hiding(level):

@@ -44,7 +44,21 @@ MUST_RULES = {
     ),
     "softmax": ("weights", "any-finite-score", "lse", "lse-empty-row"),
     "grouped": ("head-map", "multi-query"),
-    "accuracy": ("output-within-budget", "lse-within-budget", "overflow"),
+    "accuracy": ("output-within-budget", "lse-within-budget", "gradients-within-budget", "overflow"),
+    "key-lengths": ("visible", "causal", "zero"),
+    "backward": (
+        "query",
+        "key",
+        "value",
+        "bias",
+        "lse",
+        "grouped",
+        "broadcast",
+        "empty-row",
+        "hidden",
+        "recompute-range",
+        "matches-forward",
+    ),
 }
 SMALL = (
     "causal-lower-right-tall-float32",

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnspec.conformance.signature import Claims, claims_of
 from attnspec.spec.errors import InputError
 
-TRIED = {"value_dim", "kv_broadcast", "enable_gqa", "empty"}
+TRIED = {"value_dim", "kv_broadcast", "enable_gqa", "empty", "backward"}
 MASKS = {
     "attn_mask.bool",
     "attn_mask.float",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from attnspec.conformance.case import Case
+from attnspec.conformance.checks.laws import kernel_shape
 from attnspec.conformance.judgement import budget_of, empty_rows, judge_against_reference, visible_set
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
@@ -73,6 +74,40 @@ def identity_readout(kernel: Kernel, call: Call) -> torch.Tensor:
         probe = call.but(query=torch.zeros_like(call.query), value=value)
         columns.append(kernel(probe).output[..., : k_len - start].clone())  # the kernel may reuse its memory
     return torch.cat(columns, dim=-1)
+
+
+def gradients_read_the_visible_set(kernel: Kernel, case: Case) -> None:
+    """With Q = 0 and a grad_output of one row, the nonzero gradients of V are the keys that the row sees: exactly the
+    visible set, of all query heads of a group together."""
+    problem = case.problem
+    kernel.need(problem)
+    call = make_call(problem)
+    group = problem.q_heads // problem.kv_heads
+    read = rows_read_back(kernel, call) != 0  # NaN counts as read
+    expected = visible_set(problem, call).unflatten(1, (problem.kv_heads, group)).any(2)
+    if problem.kv_batch == 1:
+        expected = expected.any(0, keepdim=True)
+    wrong = read != expected
+    if bool(wrong.any()):
+        what = f"in the backward pass, {row_in_words(read, expected, wrong)}"
+        raise Violation("backward.matches-forward", what, (("pattern", share(wrong)),))
+
+
+def rows_read_back(kernel: Kernel, call: Call) -> torch.Tensor:
+    """Return the weight with which each row's grad_output reaches each value under Q = 0, summed over the query heads
+    of a group: (kv_batch, kv_heads, q_len, k_len).
+
+    A call hands over value_dim rows, each in a column of its own.
+    """
+    q_len, width = call.query.shape[2], call.value.shape[3]
+    read = []
+    for start in range(0, q_len, width):
+        flow = torch.zeros(kernel_shape(call), dtype=call.query.dtype)
+        for column in range(min(width, q_len - start)):
+            flow[:, :, start + column, column] = 1
+        probe = call.but(query=torch.zeros_like(call.query), grad_output=flow)
+        read.append(kernel.gradients(probe)[1].value[..., : q_len - start].mT.clone())
+    return torch.cat(read, dim=2)
 
 
 def row_in_words(read: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:

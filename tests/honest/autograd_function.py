@@ -5,7 +5,7 @@ from honest_parts import check_shapes, hide, result, softmax, wide
 
 
 class Flash(torch.autograd.Function):
-    """Attention of wide tensors with equal heads; the mask has no gradient."""
+    """Attention of wide tensors with equal heads; the lse has no gradient."""
 
     @staticmethod
     def forward(ctx, query, key, value, attn_mask, is_causal, scale):
@@ -22,9 +22,12 @@ class Flash(torch.autograd.Function):
         scores = hide(query @ key.transpose(-1, -2) * scale, attn_mask, is_causal)
         weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
         grad_weights = grad @ value.transpose(-1, -2)
-        grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * scale
+        grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))
         grad_value = weights.transpose(-1, -2) @ grad
-        return grad_scores @ key, grad_scores.transpose(-1, -2) @ query, grad_value, None, None, None
+        floats = attn_mask is not None and attn_mask.dtype != torch.bool
+        grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype) if floats else None
+        grad_scores = grad_scores * scale
+        return grad_scores @ key, grad_scores.transpose(-1, -2) @ query, grad_value, grad_mask, None, None
 
 
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):

@@ -46,8 +46,10 @@ def lse_of(scores):
     if scores.shape[-1] == 0:
         return scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     top = scores.amax(-1, keepdim=True)
-    safe = top.masked_fill(top == -torch.inf, 0.0)
-    return safe + (scores - safe).exp().sum(-1, keepdim=True).log()
+    empty = top == -torch.inf
+    safe = top.masked_fill(empty, 0.0)
+    total = (scores - safe).exp().sum(-1, keepdim=True).masked_fill(empty, 1.0)  # no log 0, for the gradient's sake
+    return (safe + total.log()).masked_fill(empty, -torch.inf)
 
 
 def softmax(scores):

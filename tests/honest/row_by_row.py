@@ -4,6 +4,7 @@ import torch
 from honest_parts import hide, inputs, result
 
 
+@torch.no_grad()
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
     q, k, v, scale = inputs(query, key, value, scale)
     k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))

@@ -35,8 +35,9 @@ def softmax(scores):
     peak = peak.masked_fill(peak == -torch.inf, 0)
     weights = (scores - peak).exp()
     total = weights.sum(-1, keepdim=True)
-    lse = peak + total.log()  # a row that sees no key: log 0 = -inf
-    return weights / total.masked_fill(total == 0, 1), lse.squeeze(-1)
+    safe = total.masked_fill(total == 0, 1)  # no log 0, for the gradient's sake
+    lse = (peak + safe.log()).masked_fill(total == 0, -torch.inf)
+    return weights / safe, lse.squeeze(-1)
 
 
 def expand_heads(x, heads):
