@@ -262,7 +262,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Gradients with masks: rows that see nothing, biases that broadcast, hidden keys.": {
         "gradients-bool-mask-float32": "b=2/hq=2/q=9/k=17/d=8/mask=bool.bhqk.random/grad/seed=340",
         "gradients-bool-empty-rows-float32": "b=2/hq=2/q=9/k=17/d=8/mask=bool.bhqk.empty_rows/grad/seed=341",
-        "gradients-padding-causal-bf16": "b=2/q=17/k=17/d=24/mask=bool.b11k.padding/causal/dtype=bf16/grad/seed=342",
+        "gradients-padding-causal-bfloat16": "b=2/q=17/k=17/d=8/mask=bool.b11k.padding/causal/dtype=bf16/grad/seed=342",
         "gradients-bias-float32": "b=2/hq=2/q=9/k=17/d=8/mask=float.bhqk.random/grad/seed=343",
         "gradients-bias-of-keys-float32": "b=2/hq=2/q=9/k=17/d=8/mask=float.b11k.bias/grad/seed=344",
         "gradients-bias-of-heads-float32": "b=2/hq=3/q=5/k=7/d=8/mask=float.1hqk.random/grad/seed=345",

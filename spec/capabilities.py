@@ -87,7 +87,7 @@ class Capabilities:
         low, high = self.head_dims
         if not all(low <= dim <= high for dim in (problem.head_dim, problem.value_dim)):
             return f"head_dim outside the declared {low} to {high}"
-        square = problem.q_len == problem.k_len
+        square = problem.q_len == problem.k_len and problem.key_lengths is None  # where the two corners are one
         if problem.causal and not square and problem.causal != self.causal_alignment:
             return f"causal_alignment is declared as {self.causal_alignment}"
         return None

@@ -84,7 +84,8 @@ def gradients_read_the_visible_set(kernel: Kernel, case: Case) -> None:
     call = make_call(problem)
     group = problem.q_heads // problem.kv_heads
     read = rows_read_back(kernel, call) != 0  # NaN counts as read
-    expected = visible_set(problem, call).unflatten(1, (problem.kv_heads, group)).any(2)
+    shape = (problem.batch, problem.kv_heads, group, problem.q_len, problem.k_len)
+    expected = visible_set(problem, call).reshape(shape).any(2)
     if problem.kv_batch == 1:
         expected = expected.any(0, keepdim=True)
     wrong = read != expected
@@ -168,6 +169,8 @@ def each_row_reads_the_key_it_asks_for(kernel: Kernel, case: Case) -> None:
     wanted = preference.argmax(-1)  # (batch, q_heads, q_len)
     group = heads // problem.kv_heads
     key, value = torch.sign(call.key) + (call.key == 0), name_tags(call.value)  # keys of +-1
+    if any(len(keys.unique(dim=0)) < k_len for keys in key.flatten(0, 1)):
+        raise NotSupported("two of the keys drawn are the same: no row can ask for one of them", declared=True)
     own, expected = (of_wanted(x.expand(problem.batch, -1, -1, -1), wanted, group) for x in (key, value))
     output = kernel(call.but(query=own * ASKING, key=key, value=value)).output
     read = output.double().round()
