@@ -60,7 +60,8 @@ def by_call(function: Callable[..., Any], kept: Kept) -> Callable[..., Any]:
     """A function of a call and options, computed once for equal contents."""
 
     def looked_up(call: Call, *args: Hashable, **options: Hashable) -> Any:
-        key = (contents(call), args, tuple(sorted(options.items())))
+        told = tuple(bits(x) if isinstance(x, torch.Tensor) else x for x in args)
+        key = (contents(call), told, tuple(sorted(options.items())))
         if key not in kept:
             kept[key] = function(call, *args, **options)
         return kept[key]
