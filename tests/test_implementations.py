@@ -77,6 +77,7 @@ NEEDS = {  # a problem that needs the feature and as little else as can be
     "value_dim": "q=4/k=6/d=8/dv=5",
     "kv_broadcast": "b=3/bkv=1/q=4/k=6/d=8",
     "empty": "q=4/k=0/d=8",
+    "dropout_p": "q=4/k=6/d=8/dropout=0.5",
 }
 
 

@@ -138,21 +138,20 @@ def weights_are_dropped_at_the_rate_asked_for(kernel: Kernel, case: Case) -> Non
     call = call_of(kernel, problem)
     lost = (~drawn(kernel, problem, call) & visible_set(problem, call)).double()
     p = call.dropout_p
+    shift, agreement = most_alike_shift(lost)
+    alike = agreement > SHIFT_SIGMAS * p * (1 - p) / math.sqrt(lost.numel())
+    steps = ", ".join(f"{axis} + {step}" for axis, step in zip(AXES, shift, strict=True) if step)
+    if alike and torch.equal(lost.roll(shift, (0, 1, 2, 3)), lost):
+        raise Violation("dropout.seed", f"the mask is the same everywhere at {steps}: one draw serves many weights")
     for part, shares, count in shares_of(lost):
         off = (shares - p).abs() > SIGMAS * math.sqrt(p * (1 - p) / count)
         if bool(off.any()):
             worst = int((shares - p).abs().argmax())
-            where = f"of {part} {worst}" if shares.numel() > 1 else "of all weights"
-            what = (
-                f"{float(shares.flatten()[worst]):.4g} {where} are dropped, p = {p:g}, in {int(off.sum())} such parts"
-            )
-            raise Violation("dropout.rate", what)
-    shift, agreement = most_alike_shift(lost - p)
-    if agreement > SHIFT_SIGMAS * p * (1 - p) / math.sqrt(lost.numel()):
-        steps = ", ".join(f"{axis} + {step}" for axis, step in zip(AXES, shift, strict=True) if step)
-        same = torch.equal(lost.roll(shift, (0, 1, 2, 3)), lost)
-        what = f"the mask at {steps} is {'the same' if same else 'not drawn independently'}"
-        raise Violation("dropout.seed" if same else "dropout.rate", what)
+            where = f"of {part} {worst}" if shares.ndim else "of all weights"
+            what = f"{float(shares.flatten()[worst]):.4g} {where} are dropped, with p = {p:g}"
+            raise Violation("dropout.rate", what, (("pattern", f"{int(off.sum())} of {off.numel()} {part} shares"),))
+    if alike:
+        raise Violation("dropout.rate", f"a weight and that at {steps} are not dropped independently")
 
 
 def shares_of(lost: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, float]]:
@@ -163,9 +162,10 @@ def shares_of(lost: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, float]]:
         yield name, shares, lost.numel() / len(shares)
 
 
-def most_alike_shift(centred: torch.Tensor) -> tuple[tuple[int, ...], float]:
-    """Return the shift of a mask at which it agrees most with itself, and the mean product there (the circular
-    autocorrelation, by the Wiener-Khinchin theorem)."""
+def most_alike_shift(lost: torch.Tensor) -> tuple[tuple[int, ...], float]:
+    """Return the circular shift of a mask at which it agrees most with itself, and the covariance there, from the
+    spectrum (the Wiener-Khinchin theorem)."""
+    centred = lost - lost.mean()
     products = torch.fft.ifftn(torch.fft.fftn(centred).abs() ** 2).real / centred.numel()
     products[0, 0, 0, 0] = 0.0
     at = torch.unravel_index(products.argmax(), products.shape)
@@ -214,13 +214,13 @@ def mean_over_seeds_is_the_plain_output(kernel: Kernel, case: Case) -> None:
 
 
 def p_0_is_no_dropout(kernel: Kernel, case: Case) -> None:
-    """Told `dropout_p=0.0`, the kernel gives the bits that it gives without being told."""
+    """Told `dropout_p=0.0`, under another seed, the kernel gives the bits that it gives without being told."""
     problem = case.problem
     need_same_bits(kernel)
     call = call_of(kernel, problem).but(dropout_p=0.0)
     call = call.but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
     plain = seeded(kernel, problem.seed)
-    told = seeded(replace(kernel, run=partial(kernel.run, dropout_p=0.0)), problem.seed)
+    told = seeded(replace(kernel, run=partial(kernel.run, dropout_p=0.0)), problem.seed + 1)
     before = [tensor.clone() for tensor in plain(call)[:2] if tensor is not None]
     after = [tensor for tensor in told(call)[:2] if tensor is not None]
     for untold, zero in zip(before, after, strict=True):

@@ -71,6 +71,8 @@ MUTANTS = (
     Mutant("dropout-of-nan-is-none", "dropped", RANGE, "if dropout_p < 0 or dropout_p > 1:", KIND, "dropout.range"),
     Mutant("dropout-in-the-lse", "dropped_tiles", f"        {SUM}\n", "", KIND, "dropout.lse",
            also=(("        acc = acc * rescale", f"        {SUM}\n        acc = acc * rescale"),)),
-    Mutant("dropout-shifts-the-mean", "dropped", KEEP,
-           "keep = torch.rand(like.shape) >= p * torch.linspace(0.9, 1.1, like.shape[-1])", KIND, "dropout.unbiased"),
+    Mutant("dropout-rate-grows-along-the-keys", "dropped", KEEP,
+           "keep = torch.rand(like.shape) >= p * torch.linspace(0.9, 1.1, like.shape[-1])", KIND, RATE),
+    Mutant("dropout-keeps-the-largest", "dropped", KEEP,
+           "keep = (torch.rand(like.shape) >= p) | (like == like.amax(-1, keepdim=True))", KIND, "dropout.unbiased"),
 )  # fmt: skip
