@@ -11,7 +11,7 @@ def factors(like, p):
 
 
 class Dropped(torch.autograd.Function):
-    """Attention of wide tensors with equal heads; the mask has no gradient."""
+    """Attention of wide tensors with equal heads; a gradient of the mask is refused."""
 
     @staticmethod
     def forward(ctx, query, key, value, attn_mask, is_causal, scale, p):
@@ -28,6 +28,8 @@ class Dropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, _):
+        if ctx.needs_input_grad[3]:
+            raise NotImplementedError("the mask has no gradient")
         query, key, value, attn_mask, lse, state = ctx.saved_tensors
         is_causal, scale, p = ctx.options
         scores = hide(query @ key.transpose(-1, -2) * scale, attn_mask, is_causal)

@@ -32,12 +32,13 @@ def attention(
         safe = new_top.masked_fill(new_top == -torch.inf, 0.0).detach()
         weights, rescale = (scores[..., tile] - safe).exp(), (top - safe).exp()
         total = total * rescale + weights.sum(-1, keepdim=True)
-        weights = weights.to(query.dtype).to(q.dtype)
         if dropout_p > 0:
             stream = torch.Generator().manual_seed(seed + number)
             weights = weights * (torch.rand(weights.shape, generator=stream) >= dropout_p)
         acc = acc * rescale + weights @ v[:, :, tile]
         top = new_top.detach()
     factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
-    lse = (top + total.log()).masked_fill(total == 0, -torch.inf).squeeze(-1)
-    return result(acc * factor / total.masked_fill(total == 0, 1.0), lse, query, return_lse)
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    lse = (top + total.log()).masked_fill(empty, -torch.inf).squeeze(-1)
+    return result(acc * factor / total, lse, query, return_lse)
