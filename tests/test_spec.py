@@ -368,6 +368,7 @@ def problems(draw: st.DrawFn) -> Problem:
         kv_heads=kv_heads,
         dtype=draw(st.sampled_from((*FORMATS, *ALIASES))),
         mask=draw(st.none() | MASKS),
+        dropout=draw(st.none() | st.floats(0, 1)),
         causal=draw(st.sampled_from((None, *CAUSAL_ALIGNMENTS))),
         scale=draw(st.none() | NUMBERS),
         scores=draw(NUMBERS),
@@ -424,6 +425,8 @@ def test_what_a_string_leaves_out_has_its_default() -> None:
         "q=1/k=1/d=1/causal=left",
         "q=1/k=1/d=1/scale=big",
         "q=1/k=1/d=1/values=odd",
+        "q=1/k=1/d=1/dropout=1.5",
+        "q=1/k=1/d=1/dropout=nan",
         "q=1/k=1/d=1/mask=bool",
         "q=1/k=1/d=1/mask=bool.b11k",
         "q=1/k=1/d=1/mask=int.b11k.padding",
@@ -502,6 +505,7 @@ def test_capabilities_say_what_of_a_problem_they_lack(declared: Capabilities, te
         ("q=5/k=9/d=8/hq=4/hkv=2/dtype=fp16", False, {"grouped", "half"}),
         ("q=5/k=9/d=8/dtype=float64/scale=1", False, {"double"}),
         ("q=5/k=9/d=8/scale=1", False, set()),
+        ("q=5/k=9/d=8/dropout=0.5", False, {"dropout"}),
     ],
 )
 def test_profiles_hold_the_problems_that_their_chapter_says(text: str, lse: bool, names: set[str]) -> None:
