@@ -97,6 +97,9 @@ BACK = ("backward.matches-forward", "backward.value")
 CACHE = ("kv-cache.append", "kv-cache.chunks")
 FLOWS = ("contract.layouts", "contract.inputs-unchanged")
 GRADIENTS = ("accuracy.gradients-within-budget", "backward.recompute-range", "flash.lse-recompute")
+KEPT = ("dropout.inverted", "dropout.on-weights")
+DRAWN_APART = ("dropout.rate", "dropout.seed")
+MASK_OF_FORWARD = ("dropout.backward-mask", "backward.dropout")
 TEMPERATURE = ("accuracy.temperature", "accuracy.output-within-budget")
 
 CHECKS = (
@@ -149,6 +152,17 @@ CHECKS = (
     Check(
         "gradients_repeat_bit_for_bit", "gradients", "contract", ("contract.deterministic",), problems.backward_plain
     ),
+    Check("kept_weights_are_scaled_up_and_others_0", "dropout", "law", KEPT, problems.dropouts),
+    Check("output_is_that_of_the_kept_weights", "dropout", "law", KEPT[::-1], problems.dropouts),
+    Check("lse_knows_nothing_of_dropout", "dropout", "law", ("dropout.lse",), problems.dropout_plain, return_lse=True),
+    Check("weights_are_dropped_at_the_rate_asked_for", "dropout", "law", DRAWN_APART, problems.dropout_rates),
+    Check("a_seed_names_its_mask", "dropout", "law", ("dropout.seed",), problems.dropout_plain),
+    Check("mean_over_seeds_is_the_plain_output", "dropout", "law", ("dropout.unbiased",), problems.dropout_means),
+    Check("p_0_is_no_dropout", "dropout", "law", ("dropout.zero",), problems.dropout_plain),
+    Check("p_1_drops_every_weight", "dropout", "law", ("dropout.one",), problems.dropout_plain),
+    Check("p_1_passes_no_gradient", "dropout", "law", ("dropout.one",), problems.dropout_backwards),
+    Check("gradients_pass_the_mask_of_the_forward", "dropout", "law", MASK_OF_FORWARD, problems.dropout_backwards),
+    Check("p_that_is_no_probability_is_refused", "dropout", "contract", ("dropout.range",), problems.dropout_refusable),
     Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", TEMPERATURE, problems.trends),
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),
 )
@@ -179,6 +193,8 @@ def case_named(case_id: str) -> Case:
         if drawn := DRAWN.fullmatch(rest):
             return check.drawn(Draw(drawn[1], int(drawn[2]), int(drawn[3])))
         problem = Problem.parse(rest)
+        if problem.dropout and check.module != "dropout":
+            raise InputError("only the checks of dropout know what a call that drops weights gives")
     except InputError as error:
         raise InputError(f"unknown case {case_id[:200]!r}: {error}") from None
     return check.case(str(problem), problem)

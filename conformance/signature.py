@@ -17,10 +17,12 @@ from attnspec.spec.errors import InputError
 
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
-OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "return_lse")
-ASKED_BY_NAME = ("return_lse", "key_lengths")  # what PyTorch's function does not have: `**kwargs` does not claim it
+OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "return_lse", "dropout_p")
+ASKED_BY_NAME = ("return_lse", "key_lengths", "dropout_p")  # what inference code does without: not of `**kwargs`
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
+    "dropout": "dropout_p",
+    "attn_dropout": "dropout_p",
     "sm_scale": "scale",
     "return_softmax_lse": "return_lse",
     "cache_seqlens": "key_lengths",
@@ -50,8 +52,8 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     """Return the claims of a bare callable.
 
     Its first three positional parameters, or the ones called query, key and value (q, k, v), take the tensors. The
-    names attn_mask, is_causal, scale, enable_gqa, key_lengths and return_lse claim these options; `**kwargs` claims
-    those of PyTorch's function. Raises InputError where the tensors have no place or another parameter has no default.
+    names attn_mask, is_causal, scale, enable_gqa, key_lengths, return_lse and dropout_p claim these options; `**kwargs`
+    claims the first four. Raises InputError where the tensors have no place or another parameter has no default.
     """
     parameters = list(signature_of(function, target).parameters.values())
     names = [p.name for p in parameters]

@@ -39,6 +39,7 @@ def make_call(problem: Problem) -> Call:
         key=to_tensor(key, fmt),
         value=to_tensor(value, fmt),
         attn_mask=_mask(draw, p, fmt),
+        dropout_p=p.dropout or 0.0,
         is_causal=p.causal is not None,
         scale=p.scale,
         enable_gqa=p.q_heads != p.kv_heads,

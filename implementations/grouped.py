@@ -18,7 +18,11 @@ class Grouped:
     """Attention over shared key heads in float32 (float64 for float64); accuracy class fused, causal lower right."""
 
     name = "grouped"
-    capabilities = Capabilities(features=tuple(FEATURES), head_dims=(1, 512), causal_alignment="lower_right")
+    capabilities = Capabilities(
+        features=tuple(name for name in FEATURES if name != "dropout_p"),
+        head_dims=(1, 512),
+        causal_alignment="lower_right",
+    )
 
     def __call__(
         self,

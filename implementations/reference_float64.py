@@ -12,7 +12,7 @@ class Reference:
     """`attnspec.reference.attention`, rounded to the query's dtype; accuracy class fused, causal upper left."""
 
     name = "reference"
-    capabilities = Capabilities(features=tuple(FEATURES), head_dims=(1, 512))
+    capabilities = Capabilities(features=tuple(name for name in FEATURES if name != "dropout_p"), head_dims=(1, 512))
 
     def __call__(
         self,

@@ -52,7 +52,7 @@ class Tiled:
     """Attention in tiles with an online softmax; accuracy class fused, causal triangle at the upper left."""
 
     name = "tiled"
-    capabilities = Capabilities(features=tuple(FEATURES), head_dims=(1, 512))
+    capabilities = Capabilities(features=tuple(name for name in FEATURES if name != "dropout_p"), head_dims=(1, 512))
 
     def __init__(self, tile: tuple[int, int] = TILE) -> None:
         self.tile = tile

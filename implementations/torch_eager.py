@@ -26,6 +26,7 @@ class TorchEager:
         value: torch.Tensor,
         *,
         attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
@@ -36,11 +37,13 @@ class TorchEager:
 
         Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
         and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not fit.
-        key_lengths: (batch,), int32 or int64; keys from there on are not read. Rules: `attention.output`,
-        `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`. Source: Vaswani et al.
-        2017, equation 1.
+        key_lengths: (batch,), int32 or int64; keys from there on are not read. dropout_p: each weight is dropped with
+        this probability, drawn from torch's own generator. Rules: `attention.output`, `mask.fully-masked-row`,
+        `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `dropout.inverted`, `dropout.on-weights`. Source:
+        Vaswani et al. 2017, equation 1; Srivastava et al. 2014, section 10.
         """
         check_call(query, key, value, attn_mask, enable_gqa, key_lengths)
+        check_dropout(dropout_p)
         if key_lengths is not None:
             absent = past_the_end(key_lengths, key.shape[2])  # (batch, k_len)
             key = key.masked_fill(absent[:, None, :, None], 0.0)  # (batch, kv_heads, k_len, head_dim)
@@ -53,6 +56,8 @@ class TorchEager:
         scores = masked(scores, attn_mask, is_causal, key_lengths)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
         weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, k_len)
+        if dropout_p > 0:
+            weights = dropped(weights, dropout_p)
         output = (weights @ value).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, value_dim)
         if not return_lse:
             return output
@@ -81,6 +86,17 @@ def masked(
     if key_lengths is not None:
         hidden = hidden | past_the_end(key_lengths, scores.shape[-1])[:, None, None, :]
     return scores.masked_fill(hidden, -torch.inf)
+
+
+def dropped(weights: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Return the weights after inverted dropout: w / (1 - dropout_p) where kept, 0 where dropped.
+
+    weights: (batch, q_heads, q_len, k_len); one draw from torch's generator for each. Rules: `dropout.inverted`,
+    `dropout.rate`, `dropout.seed`, `dropout.one`. Source: Srivastava et al. 2014, section 10.
+    """
+    keep = torch.rand(weights.shape, dtype=torch.float64, device=weights.device) >= dropout_p
+    factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
+    return torch.where(keep, weights * factor, 0.0)
 
 
 def past_the_end(key_lengths: torch.Tensor, k_len: int) -> torch.Tensor:
@@ -125,6 +141,12 @@ def check_call(
         raise InputError(f"{shapes}: use as many key heads as query heads, or a divisor and enable_gqa=True")
     if key_lengths is not None:
         check_lengths(key_lengths, query.shape[0], key.shape[2])
+
+
+def check_dropout(dropout_p: float) -> None:
+    """Raise InputError where dropout_p is no probability. Rule: `dropout.range`."""
+    if not 0 <= dropout_p <= 1:
+        raise InputError(f"dropout_p is {dropout_p}: use a probability from 0 to 1")
 
 
 def check_lengths(key_lengths: torch.Tensor, batch: int, k_len: int) -> None:

@@ -19,7 +19,14 @@ MATH_FEATURES = tuple(name for name in FEATURES if name not in ("return_lse", "k
 FUSED_FEATURES = tuple(
     name
     for name in MATH_FEATURES
-    if name not in ("attn_mask.rank1", "attn_mask.rank3", "value_dim", "kv_broadcast")  # the CPU flash kernel raises
+    if name
+    not in (
+        "attn_mask.rank1",
+        "attn_mask.rank3",
+        "value_dim",
+        "kv_broadcast",
+        "dropout_p",
+    )  # the CPU flash kernel raises
 )
 HEAD_DIMS = (1, 512)  # no limit is known; this is what was run
 
@@ -39,6 +46,7 @@ class TorchSdpa:
         value: torch.Tensor,
         *,
         attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
@@ -51,14 +59,22 @@ class TorchSdpa:
         with sdpa_kernel(self.kernel), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # why a kernel is not used: the exception that follows is enough
             return scaled_dot_product_attention(
-                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+                query,
+                key,
+                value,
+                attn_mask=attn_mask,
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
             )
 
 
 def math() -> TorchSdpa:
     """Return the C++ composition of matmul and softmax; 16-bit inputs are computed in float32, hence class fused.
 
-    It refuses attn_mask with is_causal. A batch row's bits change with the batch, even at one thread.
+    It refuses attn_mask with is_causal. A batch row's bits change with the batch, even at one thread. It alone has
+    dropout on the CPU, and takes a dropout_p below 0 and NaN for 0.
     """
     declared = Capabilities(
         features=MATH_FEATURES, head_dims=HEAD_DIMS, devices=("cpu", "cuda"), refuses=(("attn_mask", "is_causal"),)

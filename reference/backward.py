@@ -68,9 +68,9 @@ def backward(
     )
 
 
-def gradients(call: Call, causal_alignment: str = "upper_left") -> Gradients:
-    """Return what the reference says of a call that gradients flow back through. Raises InputError without a
-    `grad_output`."""
+def gradients(call: Call, causal_alignment: str = "upper_left", keep: torch.Tensor | None = None) -> Gradients:
+    """Return what the reference says of a call that gradients flow back through. keep: the mask that its dropout drew.
+    Raises InputError without a `grad_output`, and without keep for a call with dropout."""
     if call.grad_output is None:
         raise InputError("the call has no grad_output: give one")
     return backward(
@@ -85,6 +85,8 @@ def gradients(call: Call, causal_alignment: str = "upper_left") -> Gradients:
         scale=call.scale,
         enable_gqa=call.enable_gqa,
         key_lengths=call.key_lengths,
+        dropout_p=call.dropout_p,
+        keep=keep,
     )
 
 

@@ -15,16 +15,17 @@ class Call:
 
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), all of one dtype. attn_mask: bool (True takes part) or floating point (added to the scaled scores), of
-    any shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim). key_lengths: (batch,),
-    int32, how many keys of each batch element exist; None is all. grad_output: (batch, q_heads, q_len, value_dim), of
-    the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what flows back from a loss, where
-    gradients are asked for. Rules: chapter "notation".
+    any shape that broadcasts to (batch, q_heads, q_len, k_len). dropout_p: the probability that a weight is dropped, 0
+    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist; None
+    is all. grad_output: (batch, q_heads, q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads,
+    q_len), of the lse's dtype: what flows back from a loss, where gradients are asked for. Rules: chapter "notation".
     """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
     is_causal: bool = False
     scale: float | None = None
     enable_gqa: bool = False
@@ -36,6 +37,8 @@ class Call:
     def options(self) -> dict[str, object]:
         """Return the keyword arguments that differ from their defaults: all that a kernel needs to be told."""
         given = {f.name: getattr(self, f.name) for f in fields(self)[3:] if not f.name.startswith("grad_")}
+        if self.dropout_p == 0:
+            del given["dropout_p"]
         return {name: value for name, value in given.items() if value is not None and value is not False}
 
     def but(self, **changes: Any) -> Call:

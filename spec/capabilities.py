@@ -25,8 +25,9 @@ FEATURES = {
     "empty": "no queries or no keys",
     "key_lengths": "how many keys of each batch element exist",
     "backward": "gradients of query, key, value and an additive mask",
+    "dropout_p": "dropout on the weights",
 }
-LATER = ("key_lengths", "backward")  # what a backend must declare by name: no default claims it
+LATER = ("key_lengths", "backward", "dropout_p")  # what a backend must declare by name: no default claims it
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
 

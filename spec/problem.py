@@ -83,9 +83,9 @@ class Problem:
     it.
 
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
-    all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. key_lengths: how many keys
-    exist, see `golden.inputs`; None is all. grad: through what gradients flow back, `output`, or `lse` for both output
-    and lse; None asks for none. scores: factor on the query,
+    all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. dropout: its `dropout_p`, 0 to
+    1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. grad: through what
+    gradients flow back, `output`, or `lse` for both output and lse; None asks for none. scores: factor on the query,
     so the standard deviation of the scaled scores at the default scale. shift: added to every scaled score. keys,
     values: distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError
     where they do not fit each other.
@@ -101,6 +101,7 @@ class Problem:
     kv_heads: int = -1
     dtype: str = "float32"
     mask: Mask | None = None
+    dropout: float | None = None
     causal: str | None = None
     scale: float | None = None
     key_lengths: str | None = None
@@ -126,6 +127,9 @@ class Problem:
         for name in ("scale", "scores", "shift"):
             if not math.isfinite(getattr(self, name) or 0.0):
                 raise InputError(f"{name} is {getattr(self, name)}: use a finite number")
+        if self.dropout is not None and not 0 <= self.dropout <= 1:
+            raise InputError(f"dropout is {self.dropout}: use a probability from 0 to 1")
+        object.__setattr__(self, "dropout", self.dropout or None)
         if self.causal not in (None, *CAUSAL_ALIGNMENTS):
             raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
         if self.key_lengths not in (None, *LENGTHS):
@@ -188,6 +192,7 @@ class Problem:
             "empty": 0 in (self.batch, self.q_len, self.k_len),
             "key_lengths": self.key_lengths is not None,
             "backward": self.grad is not None,
+            "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
         }
         mask = {f"attn_mask.{self.mask.kind}", f"attn_mask.rank{len(self.mask.shape)}"} if self.mask else set()
@@ -228,6 +233,7 @@ TOKENS = {  # field: token, in the order of the string
     "value_dim": "dv",
     "dtype": "dtype",
     "mask": "mask",
+    "dropout": "dropout",
     "causal": "causal",
     "scale": "scale",
     "key_lengths": "lengths",
@@ -242,6 +248,7 @@ NAMES = {token: name for name, token in TOKENS.items()}
 READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "dtype": str,
     "mask": Mask.parse,
+    "dropout": _number,
     "causal": lambda text: text or "upper_left",
     "scale": _number,
     "key_lengths": str,

@@ -22,7 +22,8 @@ SCRIPTS = {
         "torch_flash_key_and_value_lengths.py",
         "torch_flash_swallows_nan.py",
         "torch_flash_gradient_of_value.py",
-    )
+    ),
+    "torch_sdpa.math": ("torch_math_dropout_range.py",),
 }
 FILES = sorted(EXPECTATIONS.glob("*.json"))
 

@@ -22,7 +22,8 @@ MASKS = {
     "attn_mask.rank3",
     "attn_mask.rank4",
 }
-PYTORCH = {*TRIED, *MASKS, "is_causal", "scale"}
+OPEN = {*TRIED, *MASKS, "is_causal", "scale"}  # what `**kwargs` claims
+PYTORCH = {*OPEN, "dropout_p"}
 NAMES = ("query", "key", "value")
 
 
@@ -112,12 +113,12 @@ CALLABLES = [
     (another_order_by_position, TRIED),
     (option_first, {*TRIED, *MASKS}),
     (positional_only, {*TRIED, "is_causal"}),
-    (open_ended, PYTORCH),
+    (open_ended, OPEN),
     (starred, {*TRIED, "scale"}),
     (full, {*PYTORCH, "return_lse"}),
     (required_options, {*TRIED, *MASKS, "is_causal"}),
     (wrapped, TRIED),
-    (functools.partial(open_ended, extra=1), PYTORCH),
+    (functools.partial(open_ended, extra=1), OPEN),
     (functools.partial(full, dropout_p=0.0), {*PYTORCH, "return_lse"}),
     (lambda q, k, v, scale=None: (q, k, v, {"scale": scale}), {*TRIED, "scale"}),
     (Callee(), {*TRIED, "scale"}),

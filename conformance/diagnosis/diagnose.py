@@ -71,6 +71,8 @@ def diagnose(kernel: Kernel, case: Case, evidence: Sequence[Pair] | None = None)
     evidence: the calls that failed and the kernel's results; by default the case's check is run once more. Never
     raises: a failure must be reported with or without a diagnosis.
     """
+    if case.problem.dropout:  # no mistake of the catalogue knows the draws
+        return None
     try:
         with torch.no_grad():
             return _diagnose(session_of(kernel), case, replayed(kernel, case) if evidence is None else evidence)
