@@ -67,6 +67,9 @@ def test_capabilities_say_what_of_a_problem_they_lack(declared: Capabilities, te
         ("q=5/k=9/d=8/hq=4/hkv=2/dtype=fp16", False, {"grouped", "half"}),
         ("q=5/k=9/d=8/dtype=float64/scale=1", False, {"double"}),
         ("q=5/k=9/d=8/scale=1", False, set()),
+        ("q=5/k=9/d=8/dropout=0.5", False, {"dropout"}),
+        ("b=2/q=5/k=9/d=8/lengths=ragged", False, {"decode"}),
+        ("q=5/k=9/d=8/grad", False, {"gradients"}),
     ],
 )
 def test_profiles_hold_the_problems_that_their_chapter_says(text: str, lse: bool, names: set[str]) -> None:

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from attnspec.spec import schemas
 from attnspec.spec.dtypes import ALIASES, FORMATS
 from attnspec.spec.errors import InputError
-from attnspec.spec.problem import CAUSAL_ALIGNMENTS, MASK_CONTENTS, MASK_KINDS, VALUES, Mask, Problem
+from attnspec.spec.problem import CAUSAL_ALIGNMENTS, GRADS, LENGTHS, MASK_CONTENTS, MASK_KINDS, VALUES, Mask, Problem
 
 SIZES = st.integers(1, 65536)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -42,6 +42,9 @@ def problems(draw: st.DrawFn) -> Problem:
         kv_heads=kv_heads,
         dtype=draw(st.sampled_from((*FORMATS, *ALIASES))),
         mask=draw(st.none() | MASKS),
+        dropout=draw(st.none() | st.floats(0, 1)),
+        key_lengths=draw(st.sampled_from((None, *LENGTHS))),
+        grad=draw(st.sampled_from((None, *GRADS))),
         causal=draw(st.sampled_from((None, *CAUSAL_ALIGNMENTS))),
         scale=draw(st.none() | NUMBERS),
         scores=draw(NUMBERS),
@@ -98,6 +101,10 @@ def test_what_a_string_leaves_out_has_its_default() -> None:
         "q=1/k=1/d=1/causal=left",
         "q=1/k=1/d=1/scale=big",
         "q=1/k=1/d=1/values=odd",
+        "q=1/k=1/d=1/lengths=odd",
+        "q=1/k=1/d=1/grad=input",
+        "q=1/k=1/d=1/dropout=1.5",
+        "q=1/k=1/d=1/dropout=nan",
         "q=1/k=1/d=1/mask=bool",
         "q=1/k=1/d=1/mask=bool.b11k",
         "q=1/k=1/d=1/mask=int.b11k.padding",
