@@ -7,44 +7,56 @@ from operator import itemgetter
 import torch
 
 from attnspec.conformance.case import Case
+from attnspec.conformance.checks.laws import same_bits
 from attnspec.conformance.checks.relations import same
 from attnspec.conformance.judgement import judge_against_reference
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
 from attnspec.golden.inputs import make_call
 from attnspec.reference import lengths
-from attnspec.spec.call import Call
+from attnspec.spec.call import Call, Result
 
-POISONS = (torch.nan, torch.inf)
+POISONS = (torch.nan, torch.inf, 30000.0)  # the last is finite in every dtype, and above every score and value
 
 
 def absent_keys_never_show(kernel: Kernel, case: Case) -> float:
-    """NaN and infinities in the memory of keys that do not exist leave the result right."""
+    """NaN, infinities and large numbers in the memory of keys that do not exist leave the result right, and every bit
+    of it as it was where the kernel is deterministic."""
     kernel.need(case.problem)
     call = make_call(case.problem).but(return_lse=kernel.capabilities.lacks(case.problem, return_lse=True) is None)
-    worst = judge_against_reference(kernel, case.problem, call, kernel(call))
+    before = [x.clone() for x in kernel(call)[:2] if x is not None]
+    worst = judge_against_reference(kernel, case.problem, call, Result(*before))
     for poison in POISONS:
-        poisoned = with_absent(call, poison)
+        after = kernel(with_absent(call, poison))
+        what = f"{poison:g} in keys, values and bias that do not exist comes through"
+        if kernel.capabilities.deterministic:
+            for old, new in zip(before, after[:2], strict=False):
+                assert new is not None, "asked for as before"
+                same_bits("key-lengths.absent", what, old, new)
         try:
-            worst = max(worst, judge_against_reference(kernel, case.problem, call, kernel(poisoned)))
+            worst = max(worst, judge_against_reference(kernel, case.problem, call, after))
         except Violation as found:
-            what = f"{poison} in keys and values that do not exist comes through: {found.what}"
+            what = f"{what}: {found.what}"
             raise Violation("key-lengths.absent", what, found.details, found.error_over_budget) from None
     return worst
 
 
 def with_absent(call: Call, number: float) -> Call:
-    """Return the call with a number in every key and value that does not exist in any batch element that reads it."""
+    """Return the call with a number in every key, value and bias that does not exist in any batch element that reads
+    it."""
     assert call.key_lengths is not None, "a problem with key_lengths"
     exists = lengths.existing(call.query.shape[0], call.key.shape[2], call.key_lengths)  # (batch, k_len)
-    if call.key.shape[0] == 1:
-        exists = exists.any(0, keepdim=True)
-    absent = ~exists[:, None, :, None]
-    return call.but(key=call.key.masked_fill(absent, number), value=call.value.masked_fill(absent, number))
+    stored = exists if call.key.shape[0] > 1 else exists.any(0, keepdim=True)
+    key, value = (x.masked_fill(~stored[:, None, :, None], number) for x in (call.key, call.value))
+    mask = call.attn_mask
+    if mask is not None and mask.dtype.is_floating_point and mask.ndim == 4 and mask.shape[3] == call.key.shape[2]:
+        read = exists if mask.shape[0] > 1 else exists.any(0, keepdim=True)
+        mask = mask.masked_fill(~read[:, None, None, :], number)
+    return call.but(key=key, value=value, attn_mask=mask)
 
 
 def lengths_equal_shorter_keys(kernel: Kernel, case: Case) -> float:
-    """The last element of a batch, cut to the keys that exist and asked for alone, gives the same output."""
+    """Each element of a batch, its keys cut to those that exist and asked for alone, gives the same output."""
     problem = case.problem
     kernel.need(problem)
     kernel.need(problem.but(key_lengths=None))

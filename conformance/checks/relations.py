@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import torch
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.comparison import compare
-from attnspec.conformance.judgement import OUTPUT_AXES, budget_of, lse_of, visible_set
+from attnspec.conformance.judgement import LSE_AXES, OUTPUT_AXES, budget_of, lse_of, visible_set
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import Source, make_call
+from attnspec.reference.merge import Part, merge
 from attnspec.spec.call import Call
-from attnspec.spec.dtypes import format_named
+from attnspec.spec.dtypes import FLOAT32, FLOAT64, format_named
 from attnspec.spec.problem import Mask, Problem
 
 
@@ -175,7 +177,77 @@ def halves_merge_by_their_lse(kernel: Kernel, case: Case) -> float:
     return found.error_over_budget
 
 
-def part_of_keys(call: Call, keys: slice) -> Call:
+STRETCHES = (1.0, 4.0, 32.0)  # of scores that grow or fall along the keys: the ends lie 60, 240 and 1920 apart
+
+
+def parts_merge_in_any_order(kernel: Kernel, case: Case) -> float:
+    """The results of three parts of the keys, merged by their lse, give output and lse of all keys, whatever order the
+    parts stand in, how far apart their lse are, and whether a row sees any key of them."""
+    problem = case.problem
+    kernel.need(problem, return_lse=True)
+    worst = 0.0
+    for stretch in STRETCHES if problem.keys != "normal" else STRETCHES[:1]:
+        call = make_call(problem).but(return_lse=True)
+        query = call.query.clone()
+        query[..., 0] *= stretch  # the feature through which scores grow and fall
+        whole = call.but(query=query)
+        parts = torch.arange(problem.k_len).tensor_split((problem.k_len // 5, problem.k_len // 2))
+        truth, margin = merged(kernel, problem, [part_of_keys(whole, keys) for keys in parts])
+        for order in permutations(range(len(parts))):
+            ordered = part_of_keys(whole, torch.cat([parts[part] for part in order]))
+            worst = max(worst, same_as_merged(kernel, problem, ordered, truth, margin, order))
+    return worst
+
+
+def merged(kernel: Kernel, problem: Problem, calls: list[Call]) -> tuple[Part, Part]:
+    """Return the kernel's results of disjoint parts of the keys, merged in float64, and how far off they may be.
+
+    A part whose lse is off by d has a share that is off by up to 2d of itself, against the others.
+    """
+    results = [kernel(call) for call in calls]
+    budgets = [budget_of(kernel, problem, call) for call in calls]
+    truth = merge([Part(result.output, lse_of(result)) for result in results])
+    off = torch.stack([budget.lse for budget in budgets]).amax(0)  # (batch, q_heads, q_len)
+    output = torch.zeros_like(truth.output)
+    for result, budget in zip(results, budgets, strict=True):
+        share = torch.exp(lse_of(result).double() - truth.lse).nan_to_num(0.0)[..., None]  # an empty row has none
+        distance = (result.output.double() - truth.output).abs().nan_to_num(0.0)  # NaN where there is no share
+        output += share * (budget.output + 2 * off[..., None] * distance)
+    return truth, Part(output, off)
+
+
+def same_as_merged(
+    kernel: Kernel, problem: Problem, call: Call, truth: Part, margin: Part, order: tuple[int, ...]
+) -> float:
+    """Run the call on all keys and compare output and lse with what the parts give, within both budgets.
+
+    order: of the parts in the call. Returns the worst difference over the sum of the budgets. Raises Violation.
+    """
+    result, budget = kernel(call), budget_of(kernel, problem, call)
+    wide = FLOAT64 if problem.dtype == FLOAT64.name else FLOAT32
+    worst = 0.0
+    for name, got, expected, allowed, fmt, axes in (
+        (
+            "output",
+            result.output,
+            truth.output,
+            budget.output + margin.output,
+            format_named(problem.dtype),
+            OUTPUT_AXES,
+        ),
+        ("lse", lse_of(result), truth.lse, budget.lse + margin.lse, wide, LSE_AXES),
+    ):
+        found = compare(got, expected, allowed, fmt)
+        if not found.holds:
+            rule = "merge-empty" if problem.mask else "merge-associative" if problem.keys == "normal" else "merge-gap"
+            placed = " ".join(map(str, order))
+            what = f"the {name} of all keys, parts in the order {placed}, is not that of the three parts merged"
+            raise Violation(f"flash.{rule}", what, found.details(name, axes), found.error_over_budget)
+        worst = max(worst, found.error_over_budget)
+    return worst
+
+
+def part_of_keys(call: Call, keys: slice | torch.Tensor) -> Call:
     """Return the call on some of its keys."""
     mask = call.attn_mask
     if mask is not None and mask.shape[-1] == call.key.shape[2]:
