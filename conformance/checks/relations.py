@@ -14,7 +14,7 @@ from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import Source, make_call
 from attnspec.reference.merge import Part, merge
-from attnspec.spec.call import Call
+from attnspec.spec.call import Call, Result
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, format_named
 from attnspec.spec.problem import Mask, Problem
 
@@ -185,6 +185,7 @@ def parts_merge_in_any_order(kernel: Kernel, case: Case) -> float:
     parts stand in, how far apart their lse are, and whether a row sees any key of them."""
     problem = case.problem
     kernel.need(problem, return_lse=True)
+    rule = "empty" if problem.mask else "associative" if problem.keys == "normal" else "gap"
     worst = 0.0
     for stretch in STRETCHES if problem.keys != "normal" else STRETCHES[:1]:
         call = make_call(problem).but(return_lse=True)
@@ -192,14 +193,18 @@ def parts_merge_in_any_order(kernel: Kernel, case: Case) -> float:
         query[..., 0] *= stretch  # the feature through which scores grow and fall
         whole = call.but(query=query)
         parts = torch.arange(problem.k_len).tensor_split((problem.k_len // 5, problem.k_len // 2))
-        truth, margin = merged(kernel, problem, [part_of_keys(whole, keys) for keys in parts])
+        expected, margin = merged(kernel, problem, [part_of_keys(whole, keys) for keys in parts])
+        assert margin.lse is not None, "merged has one"
         for order in permutations(range(len(parts))):
             ordered = part_of_keys(whole, torch.cat([parts[part] for part in order]))
-            worst = max(worst, same_as_merged(kernel, problem, ordered, truth, margin, order))
+            budget = budget_of(kernel, problem, ordered)
+            allowed = Result(budget.output + margin.output, budget.lse + margin.lse)
+            how = f"of all keys against the parts merged, in the order {' '.join(map(str, order))}"
+            worst = max(worst, difference(problem, f"flash.merge-{rule}", how, kernel(ordered), expected, allowed))
     return worst
 
 
-def merged(kernel: Kernel, problem: Problem, calls: list[Call]) -> tuple[Part, Part]:
+def merged(kernel: Kernel, problem: Problem, calls: list[Call]) -> tuple[Result, Result]:
     """Return the kernel's results of disjoint parts of the keys, merged in float64, and how far off they may be.
 
     A part whose lse is off by d has a share that is off by up to 2d of itself, against the others.
@@ -213,38 +218,7 @@ def merged(kernel: Kernel, problem: Problem, calls: list[Call]) -> tuple[Part, P
         share = torch.exp(lse_of(result).double() - truth.lse).nan_to_num(0.0)[..., None]  # an empty row has none
         distance = (result.output.double() - truth.output).abs().nan_to_num(0.0)  # NaN where there is no share
         output += share * (budget.output + 2 * off[..., None] * distance)
-    return truth, Part(output, off)
-
-
-def same_as_merged(
-    kernel: Kernel, problem: Problem, call: Call, truth: Part, margin: Part, order: tuple[int, ...]
-) -> float:
-    """Run the call on all keys and compare output and lse with what the parts give, within both budgets.
-
-    order: of the parts in the call. Returns the worst difference over the sum of the budgets. Raises Violation.
-    """
-    result, budget = kernel(call), budget_of(kernel, problem, call)
-    wide = FLOAT64 if problem.dtype == FLOAT64.name else FLOAT32
-    worst = 0.0
-    for name, got, expected, allowed, fmt, axes in (
-        (
-            "output",
-            result.output,
-            truth.output,
-            budget.output + margin.output,
-            format_named(problem.dtype),
-            OUTPUT_AXES,
-        ),
-        ("lse", lse_of(result), truth.lse, budget.lse + margin.lse, wide, LSE_AXES),
-    ):
-        found = compare(got, expected, allowed, fmt)
-        if not found.holds:
-            rule = "merge-empty" if problem.mask else "merge-associative" if problem.keys == "normal" else "merge-gap"
-            placed = " ".join(map(str, order))
-            what = f"the {name} of all keys, parts in the order {placed}, is not that of the three parts merged"
-            raise Violation(f"flash.{rule}", what, found.details(name, axes), found.error_over_budget)
-        worst = max(worst, found.error_over_budget)
-    return worst
+    return Result(*truth), Result(output, off)
 
 
 def part_of_keys(call: Call, keys: slice | torch.Tensor) -> Call:
@@ -280,18 +254,35 @@ def same(
     other: Call,
     view: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
 ) -> float:
-    """Run both calls, bring the first output into the place of the second by `view`, and compare within both budgets.
+    """Run both calls, bring the first result into the place of the second by `view`, and compare within both budgets:
+    the output, and the lse where the calls ask for it.
 
     Returns the worst difference over the sum of the budgets. Raises Violation of the rule; how: the second call, in
     words.
     """
-    budgets = [budget_of(kernel, problem, each).output for each in (call, other)]
-    expected = view(kernel(call).output.double())
-    found = compare(kernel(other).output, expected, view(budgets[0]).abs() + budgets[1], format_named(problem.dtype))
-    if not found.holds:
-        what = f"{how}, the output differs by {found.error_over_budget:.4g} times what two honest runs may"
-        raise Violation(rule, what, found.details("output", OUTPUT_AXES), found.error_over_budget)
-    return found.error_over_budget
+    budgets = [budget_of(kernel, problem, each) for each in (call, other)]
+    first = kernel(call)
+    expected = Result(*(None if x is None else view(x.double()).clone() for x in first[:2]))  # type: ignore[arg-type]
+    allowed = Result(*(view(getattr(budgets[0], x)).abs() + getattr(budgets[1], x) for x in ("output", "lse")))
+    return difference(problem, rule, how, kernel(other), expected, allowed)
+
+
+def difference(problem: Problem, rule: str, how: str, got: Result, expected: Result, allowed: Result) -> float:
+    """Return how far a result is from what is expected, output and lse where there is one, over what is allowed.
+
+    Raises Violation of the rule where that is more than 1; how: the call that gave it, in words.
+    """
+    wide = FLOAT64 if problem.dtype == FLOAT64.name else FLOAT32
+    worst = 0.0
+    for name, axes, fmt in (("output", OUTPUT_AXES, format_named(problem.dtype)), ("lse", LSE_AXES, wide)):
+        if getattr(expected, name) is None:
+            continue
+        found = compare(getattr(got, name), getattr(expected, name), getattr(allowed, name), fmt)
+        if not found.holds:
+            what = f"{how}, the {name} differs by {found.error_over_budget:.4g} times what two honest runs may"
+            raise Violation(rule, what, found.details(name, axes), found.error_over_budget)
+        worst = max(worst, found.error_over_budget)
+    return worst
 
 
 def shuffled(problem: Problem, size: int) -> torch.Tensor:

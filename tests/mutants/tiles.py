@@ -2,8 +2,8 @@
 
 from mutants.house import Mutant
 
-OUTPUT, WEIGHTS, WRITTEN, VALUE_DIM = (
-    "attention.output", "softmax.weights", "contract.output-written", "attention.value-dim",
+OUTPUT, WEIGHTS, WRITTEN, VALUE_DIM, TILES = (
+    "attention.output", "softmax.weights", "contract.output-written", "attention.value-dim", "flash.tile-independent",
 )  # fmt: skip
 TAIL = "tail-tile-or-block-multiple/tail-tile-not-masked"
 UNWRITTEN = "tail-tile-or-block-multiple/tail-tile-uninitialised"
@@ -42,7 +42,7 @@ MUTANTS = (
            TAIL, WEIGHTS),
     Mutant("tail-keys-wrap-to-the-first", "tiled", KEYS, "torch.arange(start, start + K_TILE) % k_len", TAIL, WEIGHTS),
     Mutant("tiles-overlap-by-one-key", "tiled", LOOP, "range(0, stop, K_TILE - 1)",
-           "none public: a stride that is not the size", WEIGHTS),
+           "none public: a stride that is not the size", TILES),
     Mutant("keys-as-many-as-queries", "tiled", "if is_causal else k_len", "if is_causal else min(k_len, q_len)",
            LENGTHS, OUTPUT),
     Mutant("keys-at-most-128", "tiled", "if is_causal else k_len", "if is_causal else min(k_len, 128)",
