@@ -44,24 +44,25 @@ class Backend:
         if attn_mask is not None:
             attn_mask = attn_mask.expand(batch, heads, q_len, k_len)
         for b, length in enumerate(lengths.tolist()):
+            if length == 0:
+                continue
             stored = b if key.shape[0] == batch else 0
+            keys = torch.arange(length)
             offset = length - q_len
+            last = torch.arange(q_len) + offset
             for h in range(heads):
-                kv_head = h // group
-                k_head, v_head = key[stored, kv_head].to(wide), value[stored, kv_head].to(wide)
-                for row in range(q_len):
-                    last = row + offset if is_causal else length - 1
-                    keys = torch.arange(max(last + 1, 0))
-                    scores = k_head[keys] @ query[b, h, row].to(wide) * scale
-                    if attn_mask is not None and attn_mask.dtype == torch.bool:
-                        scores = scores.masked_fill(~attn_mask[b, h, row, keys], -torch.inf)
-                    if attn_mask is not None and attn_mask.dtype != torch.bool:
-                        scores = scores + attn_mask[b, h, row, keys].to(wide)
-                    if len(keys) == 0 or scores.amax() == -torch.inf:
-                        continue
-                    weights = torch.softmax(scores, -1)
-                    output[b, h, row] = (weights @ v_head[keys]).to(query.dtype)
-                    lse[b, h, row] = torch.logsumexp(scores, -1)
+                k_head, v_head = key[stored, h // group, :length].to(wide), value[stored, h // group, :length].to(wide)
+                scores = query[b, h].to(wide) @ k_head.T * scale
+                if attn_mask is not None and attn_mask.dtype == torch.bool:
+                    scores = scores.masked_fill(~attn_mask[b, h, :, :length], -torch.inf)
+                if attn_mask is not None and attn_mask.dtype != torch.bool:
+                    scores = scores + attn_mask[b, h, :, :length].to(wide)
+                if is_causal:
+                    scores = scores.masked_fill(keys > last[:, None], -torch.inf)
+                empty = (scores == -torch.inf).all(-1, keepdim=True)
+                weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)
+                output[b, h] = (weights @ v_head).to(query.dtype)
+                lse[b, h] = torch.logsumexp(scores, -1).masked_fill(empty.squeeze(-1), -torch.inf)
         return (output, lse) if return_lse else output
 
 

@@ -35,7 +35,7 @@ STOP = "stop = min(length, int(rows[-1]) + 1) if is_causal else length"  # of `l
 KEYS = "keys = torch.arange(start, min(start + K_TILE, length))"
 LOOP = "range(0, stop, K_TILE)"
 CORNER = "offset = length - q_len"  # of `lengths_lower_right`
-LAST = "last = row + offset if is_causal else length - 1"
+LAST = "last = torch.arange(q_len) + offset"
 SAFE = "safe = larger.masked_fill(larger == -torch.inf, 0.0)"  # of `lengths_split_kv`
 LARGER = "larger = torch.maximum(lse, part_lse)"
 SHARES = "before, after = torch.exp(lse - safe), torch.exp(part_lse - safe)"
@@ -143,20 +143,16 @@ MUTANTS = (
            "    value = value if key_lengths is None else value.nan_to_num(0.0, 0.0, 0.0)",
            "masked-value-leak/nan-input-swallowed", "mask.visible-nan"),
     Mutant("corner-at-the-end-of-the-storage", "lengths_lower_right", CORNER, "offset = k_len - q_len",
-           OFFSET, CAUSAL, also=(("keys = torch.arange(max(last + 1, 0))",
-                                  "keys = torch.arange(min(max(last + 1, 0), length))"),)),
-    Mutant("corner-of-batch-0", "lengths_lower_right", CORNER, "offset = min(int(lengths[0]), length) - q_len",
            OFFSET, CAUSAL),
-    Mutant("corner-at-the-wrong-sign", "lengths_lower_right", CORNER, "offset = min(q_len - length, length - 1)",
-           OFFSET, CAUSAL),
+    Mutant("corner-of-batch-0", "lengths_lower_right", CORNER, "offset = int(lengths[0]) - q_len", OFFSET, CAUSAL),
+    Mutant("corner-at-the-wrong-sign", "lengths_lower_right", CORNER, "offset = q_len - length", OFFSET, CAUSAL),
     Mutant("corner-one-too-early", "lengths_lower_right", CORNER, "offset = length - q_len - 1", OFFSET, CAUSAL),
     Mutant("corner-upper-left-with-lengths", "lengths_lower_right", CORNER,
-           "offset = k_len - q_len if key_lengths is None else 0", OFFSET, CAUSAL,
-           also=((LAST, "last = min(row + offset, length - 1) if is_causal else length - 1"),)),
+           "offset = k_len - q_len if key_lengths is None else 0", OFFSET, CAUSAL),
     Mutant("corner-never-above-the-first-row", "lengths_lower_right", CORNER, "offset = max(length - q_len, 0)",
-           OFFSET, CAUSAL, also=((LAST, "last = min(row + offset, length - 1) if is_causal else length - 1"),)),
-    Mutant("causal-dropped-with-lengths", "lengths_lower_right", LAST,
-           "last = row + offset if is_causal and key_lengths is None else length - 1", FALLBACK, CAUSAL),
+           OFFSET, CAUSAL),
+    Mutant("causal-dropped-with-lengths", "lengths_lower_right", "if is_causal:",
+           "if is_causal and key_lengths is None:", FALLBACK, CAUSAL),
     Mutant("corner-moves-with-the-lengths", "lengths_plain", TRIANGLE,
            "torch.arange(k_len) <= torch.arange(q_len)[:, None] + (0 if key_lengths is None else 1)",
            "causal-geometry/causal-top-left-vs-bottom-right", CAUSAL),
@@ -194,14 +190,12 @@ MUTANTS = (
     Mutant("decode-of-at-most-128-keys", "lengths_plain", EXISTS,
            counted("(lengths.clamp(max=128) if q_len == 1 else lengths)"), "none public: a context of fixed size",
            APPEND),
-    Mutant("chunk-sees-its-own-future", "lengths_lower_right", LAST,
-           "last = min(row + offset, length - 1) if is_causal else length - 1", OFFSET, CHUNKS,
-           also=((CORNER, "offset = length - q_len + (q_len > 1 and key_lengths is not None)"),)),
+    Mutant("chunk-sees-its-own-future", "lengths_lower_right", CORNER,
+           "offset = length - q_len + (q_len > 1 and key_lengths is not None)", OFFSET, CHUNKS),
     Mutant("chunk-as-if-it-were-the-first", "lengths_lower_right", CORNER,
-           "offset = 0 if length < k_len else length - q_len", OFFSET, CHUNKS,
-           also=((LAST, "last = min(row + offset, length - 1) if is_causal else length - 1"),)),
+           "offset = 0 if 1 < q_len and length < k_len else length - q_len", OFFSET, CHUNKS),
     Mutant("chunk-rows-all-see-the-past-alone", "lengths_lower_right", LAST,
-           "last = (row if key_lengths is None else 0) + offset if is_causal else length - 1", OFFSET, CHUNKS),
+           "last = (torch.arange(q_len) if key_lengths is None else torch.zeros(q_len)) + offset", OFFSET, CHUNKS),
     Mutant("tail-of-the-length-dropped", "lengths_tiled", STOP, f"{STOP}\n                "
            "stop = stop // K_TILE * K_TILE if stop > K_TILE and not is_causal else stop", TAIL, TILES),
     Mutant("length-of-whole-tiles-loses-one", "lengths_tiled", STOP, f"{STOP}\n                "

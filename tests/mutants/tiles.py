@@ -21,7 +21,7 @@ GUARD = "    scores = scores.masked_fill(keys >= k_len, -torch.inf)\n"  # of `pa
 MUTANTS = (
     Mutant("tail-keys-dropped", "tiled", LOOP, "range(0, stop - K_TILE + 1, K_TILE)", TAIL, OUTPUT, "tail-dropped"),
     Mutant("tail-keys-dropped-after-a-whole-tile", "tiled", LOOP,
-           "range(0, max(stop // K_TILE * K_TILE, 1) if stop else 0, K_TILE)", TAIL, OUTPUT, "tail-dropped"),
+           "range(0, max(stop // K_TILE * K_TILE, 1) if stop else 0, K_TILE)", TAIL, TILES, "tail-dropped"),
     Mutant("tail-of-one-key-dropped", "tiled", LOOP, "range(0, stop - (stop > 1 and stop % K_TILE == 1), K_TILE)",
            TAIL, OUTPUT, "tail-dropped"),
     Mutant("last-key-dropped", "plain", VISIBLE, f"{VISIBLE}\n    visible[:, -1:] = k_len == 1",
@@ -42,7 +42,7 @@ MUTANTS = (
            TAIL, WEIGHTS),
     Mutant("tail-keys-wrap-to-the-first", "tiled", KEYS, "torch.arange(start, start + K_TILE) % k_len", TAIL, WEIGHTS),
     Mutant("tiles-overlap-by-one-key", "tiled", LOOP, "range(0, stop, K_TILE - 1)",
-           "none public: a stride that is not the size", TILES),
+           "none public: a stride that is not the size", WEIGHTS),
     Mutant("keys-as-many-as-queries", "tiled", "if is_causal else k_len", "if is_causal else min(k_len, q_len)",
            LENGTHS, OUTPUT),
     Mutant("keys-at-most-128", "tiled", "if is_causal else k_len", "if is_causal else min(k_len, 128)",
