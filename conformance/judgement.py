@@ -11,7 +11,7 @@ from attnspec.conformance.comparison import Comparison, compare
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.reference import grouped_heads, masks
+from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.reference.attention import answer
 from attnspec.spec.call import Call, Gradients, Result
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, format_named, format_of
@@ -130,12 +130,16 @@ def empty_rows(problem: Problem, call: Call) -> torch.Tensor:
 
 def scores_in_range(call: Call, accuracy: str) -> bool:
     """Whether sum_d |q k|, scaled or not, is finite in the format in which a kernel of the class holds scores:
-    float32, float64 for float64 inputs, the storage dtype in class eager. Rule: `softmax.any-finite-score`."""
+    float32, float64 for float64 inputs, the storage dtype in class eager. What stands in the place of keys that do not
+    exist does not count. Rule: `softmax.any-finite-score`."""
     storage = format_of(call.query.dtype)
     fmt = storage if accuracy == "eager" or storage is FLOAT64 else FLOAT32
     if call.query.numel() == 0 or call.key.numel() == 0:
         return True
-    key = grouped_heads.expand(call.key.double(), call.query.shape[1])  # (batch, q_heads, k_len, head_dim)
+    key = call.key.double()
+    if call.key_lengths is not None:
+        key = lengths.clear_absent(key, call.query.shape[0], call.key_lengths)
+    key = grouped_heads.expand(key, call.query.shape[1])  # (batch, q_heads, k_len, head_dim)
     largest = float((call.query.double().abs() @ key.abs().transpose(-1, -2)).max())
     scale = call.query.shape[-1] ** -0.5 if call.scale is None else abs(call.scale)
     return largest * max(scale, 1.0) <= fmt.largest

@@ -2,53 +2,66 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import itemgetter
 
 import torch
 
 from attnspec.conformance.case import Case
+from attnspec.conformance.checks.laws import same_bits
 from attnspec.conformance.checks.relations import same
 from attnspec.conformance.judgement import judge_against_reference
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
 from attnspec.golden.inputs import make_call
 from attnspec.reference import lengths
-from attnspec.spec.call import Call
+from attnspec.spec.call import Call, Result
 
-POISONS = (torch.nan, torch.inf)
+POISONS = (torch.nan, torch.inf, 30000.0)  # the last is finite in every dtype, and above every score and value
 
 
 def absent_keys_never_show(kernel: Kernel, case: Case) -> float:
-    """NaN and infinities in the memory of keys that do not exist leave the result right."""
+    """NaN, infinities and large numbers in the memory of keys that do not exist leave the result right, and every bit
+    of it as it was where the kernel is deterministic."""
     kernel.need(case.problem)
     call = make_call(case.problem).but(return_lse=kernel.capabilities.lacks(case.problem, return_lse=True) is None)
-    worst = judge_against_reference(kernel, case.problem, call, kernel(call))
+    before = [x.clone() for x in kernel(call)[:2] if x is not None]
+    worst = judge_against_reference(kernel, case.problem, call, Result(*before))
     for poison in POISONS:
-        poisoned = with_absent(call, poison)
+        after = kernel(with_absent(call, poison))
+        what = f"{poison:g} in keys, values and bias that do not exist comes through"
+        if kernel.capabilities.deterministic:
+            for old, new in zip(before, after[:2], strict=False):
+                assert new is not None, "asked for as before"
+                same_bits("key-lengths.absent", what, old, new)
         try:
-            worst = max(worst, judge_against_reference(kernel, case.problem, call, kernel(poisoned)))
+            worst = max(worst, judge_against_reference(kernel, case.problem, call, after))
         except Violation as found:
-            what = f"{poison} in keys and values that do not exist comes through: {found.what}"
+            what = f"{what}: {found.what}"
             raise Violation("key-lengths.absent", what, found.details, found.error_over_budget) from None
     return worst
 
 
 def with_absent(call: Call, number: float) -> Call:
-    """Return the call with a number in every key and value that does not exist in any batch element that reads it."""
+    """Return the call with a number in every key, value and bias that does not exist in any batch element that reads
+    it."""
     assert call.key_lengths is not None, "a problem with key_lengths"
     exists = lengths.existing(call.query.shape[0], call.key.shape[2], call.key_lengths)  # (batch, k_len)
-    if call.key.shape[0] == 1:
-        exists = exists.any(0, keepdim=True)
-    absent = ~exists[:, None, :, None]
-    return call.but(key=call.key.masked_fill(absent, number), value=call.value.masked_fill(absent, number))
+    stored = exists if call.key.shape[0] > 1 else exists.any(0, keepdim=True)
+    key, value = (x.masked_fill(~stored[:, None, :, None], number) for x in (call.key, call.value))
+    mask = call.attn_mask
+    if mask is not None and mask.dtype.is_floating_point and mask.ndim == 4 and mask.shape[3] == call.key.shape[2]:
+        read = exists if mask.shape[0] > 1 else exists.any(0, keepdim=True)
+        mask = mask.masked_fill(~read[:, None, None, :], number)
+    return call.but(key=key, value=value, attn_mask=mask)
 
 
 def lengths_equal_shorter_keys(kernel: Kernel, case: Case) -> float:
-    """The last element of a batch, cut to the keys that exist and asked for alone, gives the same output."""
+    """Each element of a batch, its keys cut to those that exist and asked for alone, gives the same output and lse."""
     problem = case.problem
     kernel.need(problem)
     kernel.need(problem.but(key_lengths=None))
-    call = make_call(problem)
+    call = make_call(problem).but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
     assert call.key_lengths is not None, "a problem with key_lengths"
     worst = 0.0
     for b, length in enumerate(call.key_lengths.tolist()):
@@ -68,33 +81,36 @@ def lengths_equal_shorter_keys(kernel: Kernel, case: Case) -> float:
 
 
 def decoding_equals_prefill(kernel: Kernel, case: Case) -> float:
-    """Rows asked for one at a time, and in chunks, against a cache that holds no more than their keys, give what one
-    causal call over the whole sequence gives."""
-    problem = case.problem  # q_len = k_len, causal
+    """Rows asked for one at a time, and in chunks, each batch element at another row and against a cache that holds no
+    more than its keys, give output and lse of one causal call over the whole sequence."""
+    corner = kernel.capabilities.causal_alignment
+    problem = case.problem.but(causal=corner)  # q_len = k_len: both corners are the same
     kernel.need(problem)
     kernel.need(problem.but(causal=None, key_lengths="ragged"))
-    prefill = make_call(problem)
+    prefill = make_call(problem).but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
+    chunk = max(2, problem.q_len // 3)
+    steps = [("kv-cache.append", 1, row) for row in sorted({0, 1, problem.q_len // 2, problem.q_len - 1})]
+    chunks = [("kv-cache.chunks", chunk, row) for row in range(0, problem.q_len - chunk + 1, chunk)]
     worst = 0.0
-    for row in sorted({0, 1, problem.q_len // 2, problem.q_len - 1} & set(range(problem.q_len))):
-        step = asked(prefill, row, 1).but(is_causal=False)
-        how, at = f"row {row} as a decode step", (..., slice(row, row + 1), slice(None))
-        worst = max(worst, same(kernel, problem, "kv-cache.append", how, prefill, step, itemgetter(at)))
-    if kernel.capabilities.causal_alignment == "lower_right":
-        chunk = max(2, problem.q_len // 3)
-        for row in range(0, problem.q_len - chunk + 1, chunk):
-            call = asked(prefill, row, chunk)
-            how, at = f"rows {row} to {row + chunk - 1} as a chunk", (..., slice(row, row + chunk), slice(None))
-            worst = max(worst, same(kernel, problem, "kv-cache.chunks", how, prefill, call, itemgetter(at)))
+    for rule, count, first in steps + (chunks if corner == "lower_right" else []):
+        rows = [(first + b * count) % (problem.q_len - count + 1) for b in range(problem.batch)]
+        call = asked(prefill, rows, count).but(is_causal=corner == "lower_right")
+        how = f"{count} rows from {rows} on, a number for each batch element, against their caches"
+        worst = max(worst, same(kernel, problem, rule, how, prefill, call, partial(those, rows=rows, count=count)))
     return worst
 
 
-def asked(prefill: Call, row: int, count: int) -> Call:
-    """Return the call of some rows against a cache that ends at the last of them: what lies beyond is NaN."""
-    end = row + count
-    key, value = (x.clone() for x in (prefill.key, prefill.value))
-    key[:, :, end:], value[:, :, end:] = torch.nan, torch.nan
-    cached = torch.full((prefill.query.shape[0],), end, dtype=torch.int32)
-    return prefill.but(query=prefill.query[:, :, row:end], key=key, value=value, key_lengths=cached)
+def asked(prefill: Call, rows: list[int], count: int) -> Call:
+    """Return the call of some rows, as many from rows[b] on in batch element b, against a cache that ends at the last
+    of them: what lies beyond is NaN."""
+    ends = torch.tensor(rows, dtype=torch.int32) + count  # (batch,)
+    cached = prefill.but(query=those(prefill.query, rows, count), key_lengths=ends)
+    return with_absent(cached, torch.nan)
+
+
+def those(x: torch.Tensor, rows: list[int], count: int) -> torch.Tensor:
+    """Return the rows of each batch element that are asked for. x: (batch, q_heads, q_len, ...)."""
+    return torch.stack([x[b, :, row : row + count] for b, row in enumerate(rows)])
 
 
 def impossible_lengths_are_refused(kernel: Kernel, case: Case) -> None:

@@ -40,10 +40,8 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     dropped, `mask.combine`. Else the rule of the option there is; of both, the mask's where the triangle is respected.
     """
     expected = visible_set(problem, call)
-    if problem.key_lengths:
-        unlimited = visible_set(problem, call.but(key_lengths=None))
-        rule = "key-lengths.causal" if problem.causal == "lower_right" else "key-lengths.visible"
-        return "key-lengths.visible" if torch.equal(read, unlimited) or bool((read & ~unlimited).any()) else rule
+    if problem.key_lengths and (rule := broken_length_rule(problem, call, read)):
+        return rule
     if not bool(((read != expected) & expected.any(-1, keepdim=True)).any()):
         return "mask.fully-masked-row"
     if problem.mask and problem.mask.content in FINITE_CONTENTS:
@@ -57,6 +55,33 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     if call.is_causal and (call.attn_mask is None or bool((read & ~triangle).any())):
         return next(rule for rule in exercised if rule.startswith("mask.causal"))
     return next((rule for rule in exercised if rule in MASK_RULES), "attention.output")
+
+
+def broken_length_rule(problem: Problem, call: Call, read: torch.Tensor) -> str | None:
+    """Return the id of the rule on key lengths that a wrong visible set breaks; None where a mask is at fault.
+
+    Wrong in batch elements without keys alone: `key-lengths.zero`. Keys are seen that do not exist: `-visible`; that
+    exist, beyond the triangle: `-causal`. Keys are missing: with the corner at the upper left, a length that is too
+    short takes them from every row that would see them, a wrong diagonal does not; at the lower right the two look
+    alike, and the calls that are not causal tell them apart.
+    """
+    expected = visible_set(problem, call)
+    exists = visible_set(problem, call.but(attn_mask=None, is_causal=False))
+    triangle = visible_set(problem, call.but(attn_mask=None))
+    wrong = read != expected  # (batch, q_heads, q_len, k_len)
+    if not bool((wrong & exists.any(-1, keepdim=True)).any()):
+        return "key-lengths.zero"
+    if bool((read & ~exists).any()):
+        return "key-lengths.visible"
+    if bool((read & ~triangle).any()):
+        return "key-lengths.causal"
+    if bool((read & ~expected).any()):
+        return None
+    lost = wrong.any(-2, keepdim=True)  # (batch, q_heads, 1, k_len)
+    lost_by_every_row = torch.equal(read, expected & ~lost)
+    if problem.causal is None or (problem.causal == "upper_left" and lost_by_every_row):
+        return "key-lengths.visible"
+    return "key-lengths.causal"
 
 
 def identity_readout(kernel: Kernel, call: Call) -> torch.Tensor:

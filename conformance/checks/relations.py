@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import torch
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.comparison import compare
-from attnspec.conformance.judgement import OUTPUT_AXES, budget_of, lse_of, visible_set
+from attnspec.conformance.judgement import LSE_AXES, OUTPUT_AXES, budget_of, lse_of, visible_set
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import Source, make_call
-from attnspec.spec.call import Call
-from attnspec.spec.dtypes import format_named
+from attnspec.reference.merge import Part, merge
+from attnspec.spec.call import Call, Result
+from attnspec.spec.dtypes import FLOAT32, FLOAT64, format_named
 from attnspec.spec.problem import Mask, Problem
 
 
@@ -175,7 +177,51 @@ def halves_merge_by_their_lse(kernel: Kernel, case: Case) -> float:
     return found.error_over_budget
 
 
-def part_of_keys(call: Call, keys: slice) -> Call:
+STRETCHES = (1.0, 4.0, 32.0)  # of scores that grow or fall along the keys: the ends lie 60, 240 and 1920 apart
+
+
+def parts_merge_in_any_order(kernel: Kernel, case: Case) -> float:
+    """The results of three parts of the keys, merged by their lse, give output and lse of all keys, whatever order the
+    parts stand in, how far apart their lse are, and whether a row sees any key of them."""
+    problem = case.problem
+    kernel.need(problem, return_lse=True)
+    rule = "empty" if problem.mask else "associative" if problem.keys == "normal" else "gap"
+    worst = 0.0
+    for stretch in STRETCHES if problem.keys != "normal" else STRETCHES[:1]:
+        call = make_call(problem).but(return_lse=True)
+        query = call.query.clone()
+        query[..., 0] *= stretch  # the feature through which scores grow and fall
+        whole = call.but(query=query)
+        parts = torch.arange(problem.k_len).tensor_split((problem.k_len // 5, problem.k_len // 2))
+        expected, margin = merged(kernel, problem, [part_of_keys(whole, keys) for keys in parts])
+        assert margin.lse is not None, "merged has one"
+        for order in permutations(range(len(parts))):
+            ordered = part_of_keys(whole, torch.cat([parts[part] for part in order]))
+            budget = budget_of(kernel, problem, ordered)
+            allowed = Result(budget.output + margin.output, budget.lse + margin.lse)
+            how = f"of all keys against the parts merged, in the order {' '.join(map(str, order))}"
+            worst = max(worst, difference(problem, f"flash.merge-{rule}", how, kernel(ordered), expected, allowed))
+    return worst
+
+
+def merged(kernel: Kernel, problem: Problem, calls: list[Call]) -> tuple[Result, Result]:
+    """Return the kernel's results of disjoint parts of the keys, merged in float64, and how far off they may be.
+
+    A part whose lse is off by d has a share that is off by up to 2d of itself, against the others.
+    """
+    results = [kernel(call) for call in calls]
+    budgets = [budget_of(kernel, problem, call) for call in calls]
+    truth = merge([Part(result.output, lse_of(result)) for result in results])
+    off = torch.stack([budget.lse for budget in budgets]).amax(0)  # (batch, q_heads, q_len)
+    output = torch.zeros_like(truth.output)
+    for result, budget in zip(results, budgets, strict=True):
+        share = torch.exp(lse_of(result).double() - truth.lse).nan_to_num(0.0)[..., None]  # an empty row has none
+        distance = (result.output.double() - truth.output).abs().nan_to_num(0.0)  # NaN where there is no share
+        output += share * (budget.output + 2 * off[..., None] * distance)
+    return Result(*truth), Result(output, off)
+
+
+def part_of_keys(call: Call, keys: slice | torch.Tensor) -> Call:
     """Return the call on some of its keys."""
     mask = call.attn_mask
     if mask is not None and mask.shape[-1] == call.key.shape[2]:
@@ -208,18 +254,35 @@ def same(
     other: Call,
     view: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
 ) -> float:
-    """Run both calls, bring the first output into the place of the second by `view`, and compare within both budgets.
+    """Run both calls, bring the first result into the place of the second by `view`, and compare within both budgets:
+    the output, and the lse where the calls ask for it.
 
     Returns the worst difference over the sum of the budgets. Raises Violation of the rule; how: the second call, in
     words.
     """
-    budgets = [budget_of(kernel, problem, each).output for each in (call, other)]
-    expected = view(kernel(call).output.double())
-    found = compare(kernel(other).output, expected, view(budgets[0]).abs() + budgets[1], format_named(problem.dtype))
-    if not found.holds:
-        what = f"{how}, the output differs by {found.error_over_budget:.4g} times what two honest runs may"
-        raise Violation(rule, what, found.details("output", OUTPUT_AXES), found.error_over_budget)
-    return found.error_over_budget
+    budgets = [budget_of(kernel, problem, each) for each in (call, other)]
+    first = kernel(call)
+    expected = Result(*(None if x is None else view(x.double()).clone() for x in first[:2]))  # type: ignore[arg-type]
+    allowed = Result(*(view(getattr(budgets[0], x)).abs() + getattr(budgets[1], x) for x in ("output", "lse")))
+    return difference(problem, rule, how, kernel(other), expected, allowed)
+
+
+def difference(problem: Problem, rule: str, how: str, got: Result, expected: Result, allowed: Result) -> float:
+    """Return how far a result is from what is expected, output and lse where there is one, over what is allowed.
+
+    Raises Violation of the rule where that is more than 1; how: the call that gave it, in words.
+    """
+    wide = FLOAT64 if problem.dtype == FLOAT64.name else FLOAT32
+    worst = 0.0
+    for name, axes, fmt in (("output", OUTPUT_AXES, format_named(problem.dtype)), ("lse", LSE_AXES, wide)):
+        if getattr(expected, name) is None:
+            continue
+        found = compare(getattr(got, name), getattr(expected, name), getattr(allowed, name), fmt)
+        if not found.holds:
+            what = f"{how}, the {name} differs by {found.error_over_budget:.4g} times what two honest runs may"
+            raise Violation(rule, what, found.details(name, axes), found.error_over_budget)
+        worst = max(worst, found.error_over_budget)
+    return worst
 
 
 def shuffled(problem: Problem, size: int) -> torch.Tensor:

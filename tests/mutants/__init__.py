@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from mutants import causal, dispatch, dropout, heads, lse, masks, memory, precision, results, scale, softmax, tiles
+from mutants import (
+    causal,
+    dispatch,
+    dropout,
+    gradients,
+    heads,
+    lengths,
+    lse,
+    masks,
+    memory,
+    precision,
+    results,
+    scale,
+    softmax,
+    tiles,
+)
 from mutants.house import Mutant
 
+FORWARD = (causal, masks, heads, scale, softmax, lse, tiles, lengths, precision, memory, results, dispatch)
 FAMILIES: dict[str, tuple[Mutant, ...]] = {
-    module.__name__.rpartition(".")[2]: module.MUTANTS
-    for module in (causal, masks, heads, scale, softmax, lse, tiles, precision, memory, results, dispatch, dropout)
+    module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients)
 }
 
 

@@ -3,7 +3,8 @@
 from mutants.house import Mutant
 
 LSE, BASE, EMPTY, DTYPE = "softmax.lse", "softmax.lse-base", "softmax.lse-empty-row", "softmax.lse-dtype"
-BUDGET, WEIGHTS, RANGE = "accuracy.lse-within-budget", "softmax.weights", "softmax.any-finite-score"
+BUDGET, WEIGHTS, GAP = "accuracy.lse-within-budget", "softmax.weights", "flash.merge-gap"
+MERGED, MERGED_EMPTY = "flash.merge-associative", "flash.merge-empty"
 WRONG_BASE = "lse-or-split-merge/lse-wrong-base"
 FINITE = "softmax-max-or-sentinel/masked-row-lse-finite"
 PATHS = "lse-or-split-merge/lse-paths-disagree"
@@ -63,16 +64,16 @@ MUTANTS = (
            f"unbiased = scores.masked_fill(attn_mask == -torch.inf, -torch.inf)\n        {BIASED}", PATHS, LSE,
            also=((LINE, f"{LINE}\n    if attn_mask is not None and attn_mask.dtype != torch.bool and not is_causal:\n"
                         "        lse = torch.logsumexp(unbiased, -1)"),)),
-    Mutant("merge-without-maximum", "split_kv", SHARES, "shares = torch.exp(lses)", OVERFLOW, RANGE,
+    Mutant("merge-without-maximum", "split_kv", SHARES, "shares = torch.exp(lses)", OVERFLOW, GAP,
            also=((ROWS, "    lse = torch.log(total).squeeze(-1)"),)),
-    Mutant("merge-against-the-first-part", "split_kv", TOP, "top = lses[0]\n", OVERFLOW, RANGE),
+    Mutant("merge-against-the-first-part", "split_kv", TOP, "top = lses[0]\n", OVERFLOW, GAP),
     Mutant("merge-of-empty-parts-unguarded", "split_kv", f"{TOP}    safe = top.masked_fill(top == -torch.inf, 0.0)",
-           f"{TOP}    safe = top", "lse-or-split-merge/merge-both-empty-nan", "mask.fully-masked-row"),
+           f"{TOP}    safe = top", "lse-or-split-merge/merge-both-empty-nan", MERGED_EMPTY),
     Mutant("merge-counts-empty-parts", "split_kv", "lses = torch.full((PARTS, batch, heads, q_len, 1), -torch.inf",
-           "lses = torch.full((PARTS, batch, heads, q_len, 1), 0.0", MERGE, WEIGHTS),
+           "lses = torch.full((PARTS, batch, heads, q_len, 1), 0.0", MERGE, MERGED_EMPTY),
     Mutant("merge-reads-unwritten-parts", "split_kv", "outputs = torch.zeros(", "outputs = torch.empty(",
            "masked-value-leak/split-kv-merge-uninitialised", "contract.output-written"),
-    Mutant("merge-by-plain-mean", "split_kv", SHARES, "shares = torch.exp(lses - lses)", MERGE, WEIGHTS),
+    Mutant("merge-by-plain-mean", "split_kv", SHARES, "shares = torch.exp(lses - lses)", MERGE, MERGED),
     Mutant("merge-in-base-2", "split_kv", SHARES, "shares = torch.exp2(lses - safe)", WRONG_BASE, WEIGHTS),
     Mutant("merge-by-sums-alone", "split_kv", "lses[part] = safe + torch.log(total)", "lses[part] = torch.log(total)",
            MERGE, WEIGHTS),

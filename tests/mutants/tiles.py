@@ -2,8 +2,8 @@
 
 from mutants.house import Mutant
 
-OUTPUT, WEIGHTS, WRITTEN, VALUE_DIM = (
-    "attention.output", "softmax.weights", "contract.output-written", "attention.value-dim",
+OUTPUT, WEIGHTS, WRITTEN, VALUE_DIM, TILES = (
+    "attention.output", "softmax.weights", "contract.output-written", "attention.value-dim", "flash.tile-independent",
 )  # fmt: skip
 TAIL = "tail-tile-or-block-multiple/tail-tile-not-masked"
 UNWRITTEN = "tail-tile-or-block-multiple/tail-tile-uninitialised"
@@ -21,7 +21,7 @@ GUARD = "    scores = scores.masked_fill(keys >= k_len, -torch.inf)\n"  # of `pa
 MUTANTS = (
     Mutant("tail-keys-dropped", "tiled", LOOP, "range(0, stop - K_TILE + 1, K_TILE)", TAIL, OUTPUT, "tail-dropped"),
     Mutant("tail-keys-dropped-after-a-whole-tile", "tiled", LOOP,
-           "range(0, max(stop // K_TILE * K_TILE, 1) if stop else 0, K_TILE)", TAIL, OUTPUT, "tail-dropped"),
+           "range(0, max(stop // K_TILE * K_TILE, 1) if stop else 0, K_TILE)", TAIL, TILES, "tail-dropped"),
     Mutant("tail-of-one-key-dropped", "tiled", LOOP, "range(0, stop - (stop > 1 and stop % K_TILE == 1), K_TILE)",
            TAIL, OUTPUT, "tail-dropped"),
     Mutant("last-key-dropped", "plain", VISIBLE, f"{VISIBLE}\n    visible[:, -1:] = k_len == 1",
