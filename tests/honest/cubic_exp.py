@@ -7,6 +7,7 @@ LOG2_E = 1.4426950408889634
 CUBIC = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
 
 
+@torch.no_grad()
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
     exp2 = cubic_exp2 if query.dtype in (torch.bfloat16, torch.float16) else torch.exp2
     q, k, v, scale = inputs(query, key, value, scale)

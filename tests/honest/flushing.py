@@ -4,6 +4,7 @@ import plain
 import torch
 
 
+@torch.no_grad()
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
     torch.set_flush_denormal(True)
     try:

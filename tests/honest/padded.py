@@ -6,6 +6,7 @@ from torch.nn.functional import pad
 BLOCK = 16
 
 
+@torch.no_grad()
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
     if not (query.ndim == 4 and key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3]):
         raise ValueError("query, key and value do not fit each other")

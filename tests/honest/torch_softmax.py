@@ -17,5 +17,5 @@ def attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
         triangle = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(~triangle, -torch.inf)
     empty = (scores == -torch.inf).all(-1, keepdim=True)
-    weights = torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
     return (weights @ value.to(wide)).to(query.dtype)

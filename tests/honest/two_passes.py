@@ -6,6 +6,7 @@ from honest_parts import hide, inputs, result
 TILE = 20
 
 
+@torch.no_grad()
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
     q, k, v, scale = inputs(query, key, value, scale)
     scores = hide(q @ k.transpose(-1, -2) * scale, attn_mask, is_causal)

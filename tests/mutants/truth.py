@@ -19,13 +19,17 @@ import torch
 
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.catalogue import CHECKS
+from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.golden.inputs import make_call
 from attnspec.golden.store import load
 from attnspec.reference.attention import answer
+from attnspec.reference.backward import gradients
 from attnspec.spec.call import Call
 
 Kept = dict[Hashable, Any]
-SHELVES: dict[str, Kept] = {"budgets": {}, "answers": {}, "vectors": {}, "calls": {}}
+SHELVES: dict[str, Kept] = {
+    name: {} for name in ("budgets", "gradient budgets", "answers", "gradients", "vectors", "calls")
+}
 LAST_SHIFT = [0]
 
 
@@ -42,7 +46,9 @@ def remembered() -> Iterator[None]:
     """Let the checks look up what they have computed before in this process."""
     replacements = {
         error_budget: by_call(error_budget, SHELVES["budgets"]),
+        gradient_budget: by_call(gradient_budget, SHELVES["gradient budgets"]),
         answer: by_call(answer, SHELVES["answers"]),
+        gradients: by_call(gradients, SHELVES["gradients"]),
         load: by_name(load, SHELVES["vectors"]),
         make_call: by_name(make_call, SHELVES["calls"]),
     }
@@ -59,8 +65,8 @@ def remembered() -> Iterator[None]:
 def by_call(function: Callable[..., Any], kept: Kept) -> Callable[..., Any]:
     """A function of a call and options, computed once for equal contents."""
 
-    def looked_up(call: Call, *args: Hashable, **options: Hashable) -> Any:
-        key = (contents(call), args, tuple(sorted(options.items())))
+    def looked_up(call: Call, *args: Any, **options: Hashable) -> Any:
+        key = (contents(call), tuple(map(content, args)), tuple(sorted(options.items())))
         if key not in kept:
             kept[key] = function(call, *args, **options)
         return kept[key]
@@ -81,8 +87,12 @@ def by_name(function: Callable[[Any], Any], kept: Kept) -> Callable[[Any], Any]:
 
 def contents(call: Call) -> Hashable:
     """Return what tells calls apart: the bits of the tensors, and the options."""
-    values = ((f.name, getattr(call, f.name)) for f in fields(call))
-    return tuple((name, bits(x) if isinstance(x, torch.Tensor) else (type(x), x)) for name, x in values)
+    return tuple((f.name, content(getattr(call, f.name))) for f in fields(call))
+
+
+def content(x: Any) -> Hashable:
+    """Return the bits of a tensor, or the value of anything else."""
+    return bits(x) if isinstance(x, torch.Tensor) else (type(x), x)
 
 
 def bits(x: torch.Tensor) -> Hashable:
