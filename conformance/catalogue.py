@@ -95,7 +95,14 @@ OFFSETS = ("attention.output", *LAYOUTS)
 BUDGETS = ("accuracy.output-within-budget", "accuracy.classes", "notation.dtypes")
 CACHE = ("kv-cache.append", "kv-cache.chunks")
 FLOWS = ("contract.layouts", "contract.inputs-unchanged")
-GRADIENTS = ("accuracy.gradients-within-budget", "backward.recompute-range", "flash.lse-recompute")
+REPEATS = ("contract.deterministic", "contract.no-alias")
+SUMS = ("accuracy.gradients-within-budget", "backward.key", "backward.value")
+GRADIENTS = (
+    "accuracy.gradients-within-budget",
+    "accuracy.gradients-overflow",
+    "backward.recompute-range",
+    "flash.lse-recompute",
+)
 TEMPERATURE = ("accuracy.temperature", "accuracy.output-within-budget")
 
 CHECKS = (
@@ -143,10 +150,9 @@ CHECKS = (
     Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, return_lse=True),
     Check("gradients_match_golden", "gradients", "golden", GRADIENTS, None, gradients=True),
     Check("gradients_stay_within_budget", "gradients", "regime", GRADIENTS, problems.backwards),
+    Check("gradients_of_a_sum_stay_within_budget", "gradients", "regime", SUMS, problems.backward_sums),
     Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, problems.backward_plain),
-    Check(
-        "gradients_repeat_bit_for_bit", "gradients", "contract", ("contract.deterministic",), problems.backward_plain
-    ),
+    Check("gradients_repeat_bit_for_bit", "gradients", "contract", REPEATS, problems.backward_plain),
     Check("no_wrong_scale_hides_in_the_noise", "regimes", "regime", TEMPERATURE, problems.trends),
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), problems.trends, return_lse=True),
 )

@@ -98,6 +98,11 @@ def backwards(level: str) -> Iterator[Problem]:
         yield base.but(mask=Mask(kind, "b11k", "padding"), batch=2, dtype="bfloat16")
     for scale in (-0.7, 0.0, 3.0):
         yield base.but(scale=scale)
+    for shift in (-128.0, 128.0):
+        yield base.but(shift=shift)
+        yield base.but(shift=shift, mask=Mask("bool", "qk", "random"))
+    yield base.but(q_len=70, mask=Mask("float", "bhqk", "random"))
+    yield base.but(values="huge", dtype="float16")
     yield base.but(value_dim=32, dtype="float16")
     yield base.but(head_dim=40, value_dim=72)
     yield base.but(batch=3, kv_batch=1)
@@ -110,6 +115,15 @@ def backwards(level: str) -> Iterator[Problem]:
             yield base.but(q_len=length, k_len=length + 3, causal=corner, seed=2)
         for dtype, corner, scores in product(DTYPES, (None, "upper_left"), (0.125, 1.0, 8.0)):
             yield base.but(dtype=dtype, causal=corner, scores=scores, q_len=130, k_len=130, seed=3)
+
+
+def backward_sums(level: str) -> Iterator[Problem]:
+    """Long sums over rows and over keys whose terms have one sign, in the first feature at least: `shift` makes that
+    feature of all queries, and of all keys, the same."""
+    base = Problem(q_len=1024, k_len=16, head_dim=16, scores=0.125, shift=8.0, grad="output", seed=1)
+    for dtype in DTYPES[:3]:
+        yield base.but(dtype=dtype)
+        yield base.but(dtype=dtype, q_len=16, k_len=1024, values="sign_sorted")
 
 
 def backward_hiding(level: str) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What several of the honest backward passes start from: a forward that saves its lse, and sums over what was shared."""
+"""What several honest backward passes start from: a forward that saves its lse, and sums over what was shared."""
 
 import torch
 from honest_parts import check_shapes, hide, softmax, wide

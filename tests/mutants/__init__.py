@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mutants import causal, dispatch, heads, lse, masks, memory, precision, results, scale, softmax, tiles
+from mutants import causal, dispatch, gradients, heads, lse, masks, memory, precision, results, scale, softmax, tiles
 from mutants.house import Mutant
 
 FAMILIES: dict[str, tuple[Mutant, ...]] = {
     module.__name__.rpartition(".")[2]: module.MUTANTS
-    for module in (causal, masks, heads, scale, softmax, lse, tiles, precision, memory, results, dispatch)
+    for module in (causal, masks, heads, scale, softmax, lse, tiles, precision, memory, results, dispatch, gradients)
 }
 
 
