@@ -14,8 +14,10 @@ from attnspec.conformance.kernel import Kernel, differentiable
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
 from attnspec.golden.store import load
+from attnspec.reference import grouped_heads
 from attnspec.reference.backward import gradients
 from attnspec.spec.call import Call, Gradients
+from attnspec.spec.dtypes import format_of
 from attnspec.spec.problem import Problem
 
 FAR = 4.0  # budgets: a gradient that is further off owes it to a fault of logic, not to rounding
@@ -54,8 +56,18 @@ def gradients_of_a_sum_stay_within_budget(kernel: Kernel, case: Case) -> float:
 
 
 def judge_against_closed_form(kernel: Kernel, problem: Problem, call: Call, got: Gradients) -> float:
-    """`judge_gradients`, with the closed form in float64 as the truth."""
+    """`judge_gradients`, with the closed form in float64 as the truth. Raises NotSupported where the products of
+    grad_output and values leave the range of the kernel's accuracy class (`accuracy.gradients-overflow`)."""
+    if kernel.capabilities.accuracy == "eager" and largest_product(call) > format_of(call.query.dtype).largest / 2:
+        raise NotSupported("grad_output times values beyond the range of class eager", declared=True)
     return judge_gradients(kernel, problem, call, got, gradients(call, problem.causal or "upper_left"))
+
+
+def largest_product(call: Call) -> float:
+    """Return the largest sum over e of abs(grad_output_ie value_je)."""
+    assert call.grad_output is not None, "a problem with gradients"
+    value = grouped_heads.expand(call.value.double(), call.query.shape[1])  # (batch, q_heads, k_len, value_dim)
+    return float((call.grad_output.double().abs() @ value.abs().transpose(-1, -2)).max())
 
 
 def with_cause(kernel: Kernel, problem: Problem, found: Violation) -> Violation:
