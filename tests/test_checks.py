@@ -95,6 +95,12 @@ KILLERS = {  # check: a mutant of tests/mutants that it kills
     "twice_the_keys_give_the_same": "softmax-off-by-one-in-the-sum",
     "halves_merge_by_their_lse": "lse-base-2",
     "options_combine": "masked-scales-twice",
+    "hidden_keys_get_no_gradient": "grad-hidden-keeps-a-weight",
+    "gradients_match_golden": "grad-query-unscaled",
+    "gradients_stay_within_budget": "grad-bias-transposed-where-square",
+    "gradients_of_a_sum_stay_within_budget": "recompute-key-summed-in-16-bits",
+    "layout_of_what_flows_back_does_not_matter": "grad-output-of-a-sum-is-1",
+    "gradients_repeat_bit_for_bit": "grad-query-buffer-not-zeroed",
     "no_wrong_scale_hides_in_the_noise": "scale-off-by-three-millionths",
     "lse_has_no_bias": "scale-off-by-three-millionths",
 }
