@@ -109,8 +109,8 @@ def backwards(level: str) -> Iterator[Problem]:
     yield base.but(q_heads=8, kv_heads=1, grad="lse", dtype="bfloat16")
     yield base.but(q_len=1, q_heads=4, kv_heads=2)
     yield base.but(k_len=1)
-    for causal in (None, *CORNERS):
-        yield base.but(key_lengths="ragged", batch=3, causal=causal, q_len=5)
+    for corner in (None, *CORNERS):
+        yield base.but(key_lengths="ragged", batch=3, causal=corner, q_len=5)
     yield base.but(key_lengths="zero", batch=3, q_len=5, grad="lse")
     if level == "full":
         for length, corner in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):

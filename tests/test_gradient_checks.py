@@ -213,7 +213,8 @@ def closed_form(call: Call, result: Result) -> Gradients:
     """The gradients of a call, in the dtypes of its tensors."""
     found = gradients(call)
     mask = None if found.attn_mask is None or call.attn_mask is None else found.attn_mask.to(call.attn_mask.dtype)
-    return Gradients(*(x.to(call.query.dtype) for x in found[:3]), mask)
+    query, key, value = (x.to(call.query.dtype) for x in (found.query, found.key, found.value))
+    return Gradients(query, key, value, mask)
 
 
 def test_a_backward_method_gives_the_gradients() -> None:
