@@ -96,10 +96,17 @@ BUDGETS = ("accuracy.output-within-budget", "accuracy.classes", "notation.dtypes
 BACK = ("backward.matches-forward", "backward.value")
 CACHE = ("kv-cache.append", "kv-cache.chunks")
 FLOWS = ("contract.layouts", "contract.inputs-unchanged")
-GRADIENTS = ("accuracy.gradients-within-budget", "backward.recompute-range", "flash.lse-recompute")
 KEPT = ("dropout.inverted", "dropout.on-weights")
 DRAWN_APART = ("dropout.rate", "dropout.seed")
 MASK_OF_FORWARD = ("dropout.backward-mask", "backward.dropout")
+REPEATS = ("contract.deterministic", "contract.no-alias")
+SUMS = ("accuracy.gradients-within-budget", "backward.key", "backward.value")
+GRADIENTS = (
+    "accuracy.gradients-within-budget",
+    "accuracy.gradients-overflow",
+    "backward.recompute-range",
+    "flash.lse-recompute",
+)
 TEMPERATURE = ("accuracy.temperature", "accuracy.output-within-budget")
 
 CHECKS = (
@@ -149,10 +156,9 @@ CHECKS = (
     Check("lse_stays_within_budget", "regimes", "regime", LSE_RULES, problems.regimes, return_lse=True),
     Check("gradients_match_golden", "gradients", "golden", GRADIENTS, None, gradients=True),
     Check("gradients_stay_within_budget", "gradients", "regime", GRADIENTS, problems.backwards),
+    Check("gradients_of_a_sum_stay_within_budget", "gradients", "regime", SUMS, problems.backward_sums),
     Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, problems.backward_plain),
-    Check(
-        "gradients_repeat_bit_for_bit", "gradients", "contract", ("contract.deterministic",), problems.backward_plain
-    ),
+    Check("gradients_repeat_bit_for_bit", "gradients", "contract", REPEATS, problems.backward_plain),
     Check("kept_weights_are_scaled_up_and_others_0", "dropout", "law", KEPT, problems.dropouts),
     Check("output_is_that_of_the_kept_weights", "dropout", "law", KEPT[::-1], problems.dropouts),
     Check("lse_knows_nothing_of_dropout", "dropout", "law", ("dropout.lse",), problems.dropout_plain, return_lse=True),

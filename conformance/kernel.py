@@ -84,6 +84,9 @@ class Kernel:
                 raise
             except BaseException as error:
                 raise self._raised(error) from error
+        if len(found) < len(leaves):
+            few = f"the backward pass gave {len(found)} gradients, not {len(leaves)}: {', '.join(leaves)}"
+            raise Violation("contract.output-type", few)
         zeros = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}  # unused: the derivative is 0
         checked = {n: well_formed_gradient(n, zeros[n] if g is None else g, leaves[n]) for n, g in found.items()}
         return to_cpu(result), Gradients(**checked)

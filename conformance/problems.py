@@ -126,13 +126,20 @@ def backwards(level: str) -> Iterator[Problem]:
         yield base.but(mask=Mask(kind, "b11k", "padding"), batch=2, dtype="bfloat16")
     for scale in (-0.7, 0.0, 3.0):
         yield base.but(scale=scale)
+    for shift in (-128.0, 128.0):
+        yield base.but(shift=shift)
+        yield base.but(shift=shift, mask=Mask("bool", "qk", "random"))
+    yield base.but(q_len=70, mask=Mask("float", "bhqk", "random"))
+    yield base.but(values="huge", dtype="float16")
     yield base.but(value_dim=32, dtype="float16")
     yield base.but(head_dim=40, value_dim=72)
     yield base.but(batch=3, kv_batch=1)
     yield base.but(q_heads=8, kv_heads=1, grad="lse", dtype="bfloat16")
     yield base.but(q_len=1, q_heads=4, kv_heads=2)
     yield base.but(k_len=1)
-    yield base.but(key_lengths="ragged", batch=3, causal="lower_right", q_len=5)
+    for corner in (None, *CORNERS):
+        yield base.but(key_lengths="ragged", batch=3, causal=corner, q_len=5)
+    yield base.but(key_lengths="zero", batch=3, q_len=5, grad="lse")
     if level == "full":
         for length, corner in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):
             yield base.but(q_len=length, k_len=length + 3, causal=corner, seed=2)
@@ -154,6 +161,15 @@ def backward_visible_sets(level: str) -> Iterator[Problem]:
     if level == "full":
         for length, causal in product(range(1, 2 * LARGEST_TILE + 7, 3), (None, *CORNERS)):
             yield base.but(q_len=length, k_len=length + 7, causal=causal, seed=2)
+
+
+def backward_sums(level: str) -> Iterator[Problem]:
+    """Long sums over rows and over keys whose terms have one sign, in the first feature at least: `shift` makes that
+    feature of all queries, and of all keys, the same."""
+    base = Problem(q_len=1024, k_len=16, head_dim=16, scores=0.125, shift=8.0, grad="output", seed=1)
+    for dtype in DTYPES[:3]:
+        yield base.but(dtype=dtype)
+        yield base.but(dtype=dtype, q_len=16, k_len=1024, values="sign_sorted")
 
 
 def backward_hiding(level: str) -> Iterator[Problem]:

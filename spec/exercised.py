@@ -31,7 +31,8 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "backward.empty-row": grad and empties,
         "backward.lse": p.grad == "lse",
         "backward.bias": grad and biased,
-        "backward.broadcast": grad and (p.kv_batch != p.batch or (biased and mask is not None and "1" in mask.shape)),
+        "backward.broadcast": grad
+        and (p.kv_batch != p.batch or (biased and mask is not None and mask.shape != "bhqk")),
         "backward.grouped": grad and p.kv_heads != p.q_heads,
         "backward.matches-forward": grad and (mask is not None or p.causal is not None or p.scale is not None),
         "backward.query": grad,

@@ -75,6 +75,7 @@ FAULTS = [  # kernel, the check that must name it, the rule that must be named
 KILLERS = {  # check: a mutant of tests/mutants that it kills
     "each_row_reads_the_key_it_asks_for": "output-heads-reversed",
     "every_feature_of_a_key_counts": "head-dim-tail-dropped",
+    "gradients_read_the_visible_set": "grad-triangle-dropped",
     "weights_add_up_to_one": "softmax-unnormalised",
     "batch_elements_keep_their_bits": "tile-by-batch-size",
     "dirty_memory_does_not_show": "scratch-not-cleared",
@@ -111,6 +112,12 @@ KILLERS = {  # check: a mutant of tests/mutants that it kills
     "p_1_passes_no_gradient": "dropout-no-mask-in-the-backward",
     "gradients_pass_the_mask_of_the_forward": "dropout-no-factor-in-the-backward",
     "p_that_is_no_probability_is_refused": "dropout-range-unchecked",
+    "hidden_keys_get_no_gradient": "grad-hidden-keeps-a-weight",
+    "gradients_match_golden": "grad-query-unscaled",
+    "gradients_stay_within_budget": "grad-bias-transposed-where-square",
+    "gradients_of_a_sum_stay_within_budget": "recompute-key-summed-in-16-bits",
+    "layout_of_what_flows_back_does_not_matter": "grad-output-of-a-sum-is-1",
+    "gradients_repeat_bit_for_bit": "grad-query-buffer-not-zeroed",
     "no_wrong_scale_hides_in_the_noise": "scale-off-by-three-millionths",
     "lse_has_no_bias": "scale-off-by-three-millionths",
 }

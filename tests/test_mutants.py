@@ -15,7 +15,8 @@ from attnspec.conformance.targets import resolve
 from attnspec.spec.rules import all_rules
 
 HOUSE = Path(__file__).parent / "mutants" / "house.py"
-FAULT_FAMILIES = (  # of the survey of public faults; the forward pass with dense tensors has nothing of the others
+FAULT_FAMILIES = (  # of the survey of public faults; a call with dense tensors has nothing of the others
+    "backward",
     "causal-geometry",
     "fully-masked-row",
     "gqa-heads",
@@ -32,14 +33,18 @@ FAULT_FAMILIES = (  # of the survey of public faults; the forward pass with dens
     "validation-or-degenerate",
     "varlen-or-paged",
 )
-FAULT_KINDS = (  # of the survey's examples, those that a forward call with dense tensors can show
+FAULT_KINDS = (  # of the survey's examples, those that a call with dense tensors and no dropout can show
     "all-inf-mask-block",
+    "backward-block-mask-not-transposed",
+    "backward-ignores-causal",
+    "backward-nan",
     "bf16-softmax",
     "blockmask-longer-than-seq",
     "bool-mask-as-additive",
     "causal-mask-hides-past",
     "causal-top-left-vs-bottom-right",
     "chunked-prefill-offset",
+    "dbias-broadcast-last-writer",
     "fallback-path-drops-option",
     "fastpath-bias-nan",
     "finite-sentinel-mask",
@@ -47,8 +52,11 @@ FAULT_KINDS = (  # of the survey's examples, those that a forward call with dens
     "fp16-accumulate",
     "fully-masked-row-garbage",
     "fully-masked-row-nan",
+    "fwd-bwd-mask-mismatch",
+    "gqa-grad-not-summed",
     "gqa-head-order",
     "gqa-mask-oob",
+    "grad-stride-assumed",
     "head-dim-hard-coded",
     "input-aliased",
     "input-mutated",
@@ -69,10 +77,12 @@ FAULT_KINDS = (  # of the survey's examples, those that a forward call with dens
     "merge-exp-overflow",
     "nan-in-masked-value",
     "nan-input-swallowed",
+    "noncontiguous-grad-ignored",
     "noncontiguous-stride-ignored",
     "nondeterministic",
     "online-softmax-init",
     "output-permuted",
+    "padding-only-rank",
     "paths-disagree-on-masked-row",
     "pattern-match-wrong-layout",
     "qk-v-head-dim-swap",

@@ -32,6 +32,8 @@ class Flash(torch.autograd.Function):
 
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, return_lse=False):
     check_shapes(query, key, value)
+    if attn_mask is not None and attn_mask.requires_grad:
+        raise ValueError("attn_mask has no gradient here")
     group = query.shape[1] // key.shape[1]
     shape = (query.shape[0], -1, -1, -1)
     k, v = (wide(x).expand(shape).repeat_interleave(group, dim=1) for x in (key, value))

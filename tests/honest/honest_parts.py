@@ -42,13 +42,13 @@ def hide(scores, attn_mask, is_causal):
 
 
 def lse_of(scores):
-    """Return the lse of every row, (..., q_len, 1), -inf where it sees no key."""
+    """Return the lse of every row, (..., q_len, 1), -inf where it sees no key; its gradient is finite there too."""
     if scores.shape[-1] == 0:
         return scores.new_full((*scores.shape[:-1], 1), -torch.inf)
-    top = scores.amax(-1, keepdim=True)
+    top = scores.amax(-1, keepdim=True).detach()
     empty = top == -torch.inf
     safe = top.masked_fill(empty, 0.0)
-    total = (scores - safe).exp().sum(-1, keepdim=True).masked_fill(empty, 1.0)  # no log 0, for the gradient's sake
+    total = (scores - safe).exp().sum(-1, keepdim=True).masked_fill(empty, 1.0)
     return (safe + total.log()).masked_fill(empty, -torch.inf)
 
 

@@ -35,9 +35,10 @@ def softmax(scores):
     peak = peak.masked_fill(peak == -torch.inf, 0)
     weights = (scores - peak).exp()
     total = weights.sum(-1, keepdim=True)
-    safe = total.masked_fill(total == 0, 1)  # no log 0, for the gradient's sake
-    lse = (peak + safe.log()).masked_fill(total == 0, -torch.inf)
-    return weights / safe, lse.squeeze(-1)
+    empty = total == 0
+    total = total.masked_fill(empty, 1)
+    lse = (peak + total.log()).masked_fill(empty, -torch.inf)
+    return weights / total, lse.squeeze(-1)
 
 
 def expand_heads(x, heads):

@@ -28,7 +28,7 @@ from attnspec.spec.call import Call
 
 Kept = dict[Hashable, Any]
 SHELVES: dict[str, Kept] = {
-    name: {} for name in ("budgets", "answers", "gradient_budgets", "gradients", "vectors", "calls")
+    name: {} for name in ("budgets", "gradient budgets", "answers", "gradients", "vectors", "calls")
 }
 LAST_SHIFT = [0]
 
@@ -46,8 +46,8 @@ def remembered() -> Iterator[None]:
     """Let the checks look up what they have computed before in this process."""
     replacements = {
         error_budget: by_call(error_budget, SHELVES["budgets"]),
+        gradient_budget: by_call(gradient_budget, SHELVES["gradient budgets"]),
         answer: by_call(answer, SHELVES["answers"]),
-        gradient_budget: by_call(gradient_budget, SHELVES["gradient_budgets"]),
         gradients: by_call(gradients, SHELVES["gradients"]),
         load: by_name(load, SHELVES["vectors"]),
         make_call: by_name(make_call, SHELVES["calls"]),
@@ -87,12 +87,11 @@ def by_name(function: Callable[[Any], Any], kept: Kept) -> Callable[[Any], Any]:
 
 def contents(call: Call) -> Hashable:
     """Return what tells calls apart: the bits of the tensors, and the options."""
-    values = ((f.name, getattr(call, f.name)) for f in fields(call))
-    return tuple((name, content(x)) for name, x in values)
+    return tuple((f.name, content(getattr(call, f.name))) for f in fields(call))
 
 
 def content(x: Any) -> Hashable:
-    """Return what tells values apart: the bits of a tensor, else type and value."""
+    """Return the bits of a tensor, or the value of anything else."""
     return bits(x) if isinstance(x, torch.Tensor) else (type(x), x)
 
 
