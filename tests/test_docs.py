@@ -26,7 +26,8 @@ def test_a_gap_is_seen() -> None:
 
 
 def test_only_a_reason_in_the_spec_excuses_a_gap() -> None:
-    assert [rule.id for rule in all_rules().values() if rule.unchecked] == ["profile.claims"]
+    excused = {rule.chapter for rule in all_rules().values() if rule.unchecked}
+    assert excused == {"kv-cache", "multi-head", "additive-attention", "profiles"}
     assert Trace(Rule("x.y", "x", "MUST", "a text", "a reason"), (), (), ()).gaps == ()
 
 
