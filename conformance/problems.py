@@ -83,9 +83,8 @@ def decodes(level: str) -> Iterator[Problem]:
             yield base.but(q_len=length, k_len=length, dtype=dtype)
 
 
-def visible_nans(level: str) -> Iterator[Problem]:
-    """The calls of the contract, and one with key lengths, where a NaN must not be taken for one that does not
-    exist."""
+def plain_and_lengths(level: str) -> Iterator[Problem]:
+    """The calls of the contract, and one with key lengths."""
     yield from plain(level)
     yield Problem(q_len=5, k_len=29, head_dim=32, batch=3, q_heads=2, key_lengths="ragged", seed=1)
 

@@ -24,7 +24,8 @@ def inputs_stay_unchanged(kernel: Kernel, case: Case) -> None:
     kernel.need(case.problem)
     call = make_call(case.problem)
     call = kernel.place(call.but(**{name: gapped(getattr(call, name)) for name in ("query", "key", "value")}))
-    given = {name: getattr(call, name) for name in TENSORS if getattr(call, name) is not None}
+    names = (*TENSORS, "key_lengths")
+    given = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
     before = {name: stored_bytes(tensor).clone() for name, tensor in given.items()}
     kernel(call)
     for name, tensor in given.items():

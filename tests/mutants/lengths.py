@@ -142,6 +142,8 @@ MUTANTS = (
            "value = value.expand(batch, -1, -1, -1)\n"
            "    value = value if key_lengths is None else value.nan_to_num(0.0, 0.0, 0.0)",
            "masked-value-leak/nan-input-swallowed", "mask.visible-nan"),
+    Mutant("lengths-counted-up-in-place", "lengths_plain", EXISTS, f"{EXISTS}\n    lengths += 1",
+           "strides-or-layout/input-mutated", "contract.inputs-unchanged"),
     Mutant("corner-at-the-end-of-the-storage", "lengths_lower_right", CORNER, "offset = k_len - q_len",
            OFFSET, CAUSAL),
     Mutant("corner-of-batch-0", "lengths_lower_right", CORNER, "offset = int(lengths[0]) - q_len", OFFSET, CAUSAL),
