@@ -69,6 +69,7 @@ DIFFERENTIABLE = {  # honest kernels with gradients of everything
     "backward_exp2",
     "backward_heads_stored",
     "backward_in_parts",
+    "backward_method",
     "closed_form",
     "expanded_heads",
     "recompute",
