@@ -10,7 +10,8 @@ class Backend:
 
     name = "lengths_lower_right"
     capabilities = Capabilities(
-        features=tuple(feature for feature in FEATURES if feature != "backward"), causal_alignment="lower_right"
+        features=tuple(feature for feature in FEATURES if feature not in ("backward", "dropout_p")),
+        causal_alignment="lower_right",
     )
 
     def __call__(
