@@ -44,7 +44,7 @@ POWER["float16"] = POWER["bfloat16"]
 UNSEEN = {  # what the roundings hide that the class allows, and what is honest in float32
     "bfloat16": ("delta in float16", "delta in bfloat16", "dQ, dK, dV summed in float16, tile 16", "dP in bfloat16",
                  "P and dS in bfloat16"),
-    "float16": ("delta in float16",),
+    "float16": ("delta in float16", "delta in bfloat16"),
     "float32": ("torch flash",),
 }  # fmt: skip
 Tallies = dict[tuple[str, str, str, str], Tally]
