@@ -1,8 +1,10 @@
 """Run the suite on every mutant and every honest kernel, and print what it finds as Markdown.
 
-    python tests/mutants/kill_matrix.py [--seeds N] [--jobs N] [--only NAME] [--out FILE.md] [--update]
+    python tests/mutants/kill_matrix.py [--thorough] [--seeds N] [--jobs N] [--only NAME] [--out FILE.md] [--update]
 
-Exits with 1 where a mutant is not killed by its rule or an honest kernel is accused, what stands in `not_yet.py` apart.
+A mutant's run ends at its first kill by a check for its rule; `--thorough` runs every check on every mutant, and prints
+what each check kills. Exits with 1 where a mutant is not killed by a check for its rule, or an honest kernel is
+accused, what stands in `not_yet.py` apart.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ STRIKE = "strike out"
 Job = tuple[str, str, int, bool]  # family, mutant or honest target, shift of the seeds, whether thorough
 
 
-def jobs_of(seeds: int, only: str | None) -> list[Job]:
+def jobs_of(seeds: int, only: str | None, thorough: bool) -> list[Job]:
     """Return what is to run: every mutant and honest kernel, or those whose name contains `only`."""
     targets = [("honest", target) for target in honest_targets()]
     targets += [(family, mutant.name) for family, table in FAMILIES.items() for mutant in table]
     shown = {name: honest_name(name) if family == "honest" else name for family, name in targets}
     chosen = [(family, name) for family, name in targets if only is None or only in shown[name]]
-    return [(family, name, shift, seeds == 1) for shift in range(seeds) for family, name in chosen]
+    return [(family, name, shift, thorough) for shift in range(seeds) for family, name in chosen]
 
 
 def run(job: Job) -> Fate:
@@ -61,7 +63,7 @@ def table(header: str, rows: list[list[object]]) -> Iterator[str]:
         yield f"| {' | '.join(map(str, row))} |"
 
 
-def report(fates: list[Fate], seconds: float, seeds: int) -> Iterator[str]:
+def report(fates: list[Fate], seconds: float, seeds: int, thorough: bool) -> Iterator[str]:
     """Yield the lines of the report: by family, mutants not killed by their rule, honest kernels, checks."""
     mutants = [fate for fate in fates if fate.family != "honest"]
     yield f"# Kill matrix\n\n{len(mutants)} runs of mutants, {len(fates) - len(mutants)} of honest kernels,"
@@ -73,7 +75,7 @@ def report(fates: list[Fate], seconds: float, seeds: int) -> Iterator[str]:
         "family|mutants|named|cited|other|survived",
         [[family, n.total(), *(n[how] for how in FATES)] for family, n in counts.items() if n],
     )
-    for how in ("survived", "other", "cited")[: 3 if seeds == 1 else 2]:
+    for how in ("survived", "other", "cited") if thorough else ("survived", "other"):
         rows = [[f.name, f.rule, f.instead, f.by] for f in mutants if f.how == how]
         if rows:
             yield f"\n## {how}: {len(rows)}\n"
@@ -90,7 +92,12 @@ def report(fates: list[Fate], seconds: float, seeds: int) -> Iterator[str]:
         for check in fate.checks:
             kills[check].add(fate.name)
     if seeds > 1:
-        return  # each mutant's run ended at its first kill
+        return
+    if not thorough:
+        yield "\n## Killed\n"
+        killed = [[f.name, f.rule, f.by] for f in mutants if f.how in KILLED]
+        yield from table("mutant|rule|first case for it that fails", killed)
+        return
     yield "\n## Checks\n"
     alone = {fate.name: fate.checks for fate in mutants}
     yield from table(
@@ -133,7 +140,8 @@ def update(differences: dict[str, str], honest: set[str]) -> None:
 def main() -> int:
     """Run, report, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=1, help="with 2 or more, a mutant's run ends at its first kill")
+    parser.add_argument("--thorough", action="store_true", help="run every check on every mutant")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run each generated case with")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--only", help="run only what contains this in its name")
     parser.add_argument("--out", type=Path, help="write the report here, else to standard output")
@@ -141,8 +149,8 @@ def main() -> int:
     asked = parser.parse_args()
     began = perf_counter()
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        fates = list(pool.map(run, jobs_of(asked.seeds, asked.only)))
-    text = "\n".join(report(fates, perf_counter() - began, asked.seeds)) + "\n"
+        fates = list(pool.map(run, jobs_of(asked.seeds, asked.only, asked.thorough)))
+    text = "\n".join(report(fates, perf_counter() - began, asked.seeds, asked.thorough)) + "\n"
     if asked.out:
         asked.out.write_text(text, encoding="utf-8")
     else:
