@@ -39,7 +39,7 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "backward.key": grad,
         "backward.value": grad,
         "key-lengths.zero": p.key_lengths == "zero",
-        "key-lengths.causal": lengths and p.causal == "lower_right",
+        "key-lengths.causal": lengths and p.causal is not None,
         "key-lengths.visible": lengths,
         "softmax.any-finite-score": p.shift != 0 or p.scores > 1 or low_bias or unusual_scale,
         "accuracy.overflow": p.values == "huge",
