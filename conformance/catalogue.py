@@ -51,6 +51,19 @@ class Check:
         """What it proves, in a sentence."""
         return " ".join((self.body.__doc__ or "").split())
 
+    def misfit(self, problem: Problem) -> str | None:
+        """Say why the check has nothing to say on a problem, None where it has: gradients, key_lengths and dropout are
+        what it is about, or what its own problems may have, or what it does not know."""
+        assert callable(self.source), "a check on problems of its own"
+        own = [words_of(known) for known in problem_set(self.source)]
+        needed, known = frozenset.intersection(*own), frozenset.union(*own)
+        given = words_of(problem)
+        if missing := sorted(needed - given):
+            return f"the check needs {' and '.join(missing)} in the case"
+        if unknown := sorted(given - known):
+            return f"the check does not know what a call with {' and '.join(unknown)} gives"
+        return None
+
     def case(self, name: str, problem: Problem, rules: tuple[str, ...] = (), draw: Draw | None = None) -> Case:
         """Return one case of the check."""
         return Case(self.name, self.family, name, problem, self.rules, self.return_lse, rules, draw)
@@ -95,6 +108,7 @@ OFFSETS = ("attention.output", *LAYOUTS)
 BUDGETS = ("accuracy.output-within-budget", "accuracy.classes", "notation.dtypes")
 BACK = ("backward.matches-forward", "backward.value")
 CACHE = ("kv-cache.append", "kv-cache.chunks")
+OWN = ("backward.own-call", "contract.no-alias")
 FLOWS = ("contract.layouts", "contract.inputs-unchanged")
 KEPT = ("dropout.inverted", "dropout.on-weights")
 DRAWN_APART = ("dropout.rate", "dropout.seed")
@@ -117,6 +131,7 @@ CHECKS = (
     Check("gradients_read_the_visible_set", "probes", "probe", BACK, backward.visible_sets),
     Check("weights_add_up_to_one", "probes", "probe", ("softmax.weights",), forward.weight_sums),
     Check("inputs_stay_unchanged", "contract", "contract", ("contract.inputs-unchanged",), forward.plain_and_lengths),
+    Check("global_settings_stay_as_they_were", "contract", "contract", ("contract.global-state",), forward.plain),
     Check("outputs_share_no_memory", "contract", "contract", ALIAS, forward.plain),
     Check("results_repeat_bit_for_bit", "contract", "contract", ("contract.deterministic",), forward.plain),
     Check("batch_elements_keep_their_bits", "contract", "contract", ("contract.batch-invariant",), forward.plain),
@@ -157,6 +172,11 @@ CHECKS = (
     Check("gradients_match_golden", "gradients", "golden", GRADIENTS, None, gradients=True),
     Check("gradients_stay_within_budget", "gradients", "regime", GRADIENTS, backward.passes),
     Check("gradients_of_a_sum_stay_within_budget", "gradients", "regime", SUMS, backward.sums),
+    Check("options_combine_in_the_backward", "gradients", "regime", GRADIENTS, backward.crossed),
+    Check("gradients_belong_to_their_call", "gradients", "contract", OWN, backward.plain),
+    Check("each_input_may_ask_alone", "gradients", "contract", ("backward.each-alone",), backward.plain),
+    Check("gradients_grow_with_what_flows_back", "gradients", "regime", GRADIENTS, backward.plain),
+    Check("absent_keys_reach_no_gradient", "gradients", "law", ("key-lengths.absent",), backward.absent),
     Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, backward.plain),
     Check("gradients_repeat_bit_for_bit", "gradients", "contract", REPEATS, backward.plain),
     Check("kept_weights_are_scaled_up_and_others_0", "dropout", "law", KEPT, dropout.calls),
@@ -174,6 +194,26 @@ CHECKS = (
     Check("lse_has_no_bias", "regimes", "regime", ("accuracy.lse-mean",), regimes.trends, return_lse=True),
 )
 BY_NAME = {check.name: check for check in CHECKS}
+
+
+@cache
+def problem_set(source: Callable[[str], Iterator[Problem]]) -> tuple[Problem, ...]:
+    """Return all problems of a set."""
+    return tuple(source("full"))
+
+
+WORDS = {"grad": "grad", "key_lengths": "lengths", "dropout": "dropout"}  # field of a problem: its word in a case
+
+
+def words_of(problem: Problem) -> frozenset[str]:
+    """Return which of `WORDS` a problem has."""
+    return frozenset(word for field, word in WORDS.items() if getattr(problem, field))
+
+
+def drawn_misfit(problem: Problem) -> str | None:
+    """Say why a check on drawn problems has nothing to say on a problem, None where it has."""
+    words = sorted(words_of(problem))
+    return f"the check does not know what a call with {' and '.join(words)} gives" if words else None
 
 
 @cache
@@ -196,12 +236,14 @@ def case_named(case_id: str) -> Case:
     try:
         if check.source is None:
             golden = golden_case(rest)
+            if (golden.problem.grad is not None) != check.gradients:
+                raise InputError(f"the case {'has' if golden.problem.grad else 'has no'} gradients")
             return check.case(golden.name, golden.problem, golden.rules)
         if drawn := DRAWN.fullmatch(rest):
             return check.drawn(Draw(drawn[1], int(drawn[2]), int(drawn[3])))
         problem = Problem.parse(rest)
-        if problem.dropout and check.module != "dropout":
-            raise InputError("only the checks of dropout know what a call that drops weights gives")
+        if misfit := check.misfit(problem) if callable(check.source) else drawn_misfit(problem):
+            raise InputError(misfit)
     except InputError as error:
         raise InputError(f"unknown case {case_id[:200]!r}: {error}") from None
     return check.case(str(problem), problem)

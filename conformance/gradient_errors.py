@@ -161,6 +161,11 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
         of_weight = _rounded(rows, errors) * r.abs()
         stored_square += (EAGER_STORES - 1) * rounded**2 + of_weight**2
         stored_sum += (EAGER_STORES - 1) * rounded + of_weight
+        for part in (p * (a - delta).abs(), p * backward.grad_lse.abs()):  # stored one by one, then added
+            apart = torch.where(backward.grad_lse != 0, part, 0.0)
+            store = torch.where(apart >= step, (u * apart).clamp_min(step), apart)
+            stored_square += store**2
+            stored_sum += store
         lost += torch.where(p < arithmetic.weights_lost, ds, 0.0).abs()
     return Terms(
         value=ds,

@@ -15,6 +15,10 @@ from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Problem
 
 
+class NoGradientError(RuntimeError):
+    """The kernel's output is cut off from its inputs."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A target, resolved. run: takes query, key, value and the options of a `Call`.
@@ -45,6 +49,10 @@ class Kernel:
 
     def returned(self, call: Call) -> Result:
         """Run the call as it is and return the very tensors that the kernel returned, checked; else as `__call__`."""
+        return self._natural(self._ran(call))
+
+    def _ran(self, call: Call) -> Result:
+        """Run the call and return what came back, checked, the lse in the kernel's own base."""
         options = self.options(call)
         try:
             returned = self.run(call.query, call.key, call.value, **options)
@@ -52,44 +60,72 @@ class Kernel:
             raise
         except BaseException as error:  # SystemExit, pytest's outcomes and the like are the kernel's too
             raise self._raised(error) from error
-        result = well_formed(returned, call)
+        return well_formed(returned, call)
+
+    def _natural(self, result: Result) -> Result:
+        """Return the result with its lse as a natural logarithm."""
         if result.lse is not None and self.capabilities.lse_base == "2":
             return Result(result.output, result.lse.double() * math.log(2))
         return result
 
-    def gradients(self, call: Call) -> tuple[Result, Gradients]:
+    def gradients(self, call: Call, of: tuple[str, ...] = ()) -> tuple[Result, Gradients]:
         """Run a call forward and back, and return its result and its gradients, on the CPU, checked as results are.
 
-        call: has a grad_output, and a grad_lse where return_lse is set. A backend with a method `backward(call,
-        result)` is asked for its gradients by that, every other one by torch autograd. Raises what `__call__` does;
-        NotSupported for a bare callable whose output has no grad_fn, or whose backward pass raises.
+        call: has a grad_output, and a grad_lse where return_lse is set. of: which inputs ask for a gradient, by name;
+        all that have one by default, and the gradient of the others comes back as 0. A backend with a method
+        `backward(call, result)` is asked for its gradients by that, every other one by torch autograd. Raises what
+        `__call__` does; NotSupported for a bare callable whose output has no grad_fn, or whose backward pass raises.
         """
+        result, back = self.forward(call, of)
+        return result, back()
+
+    def forward(self, call: Call, of: tuple[str, ...] = ()) -> tuple[Result, Callable[[], Gradients]]:
+        """Run a call forward, and return its result on the CPU and what runs it back, to be called once. The arguments
+        and what is raised are those of `gradients`."""
         call = self.place(call)
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in differentiable(call).items()}
+        leaves = {
+            name: tensor.detach().requires_grad_()
+            for name, tensor in differentiable(call).items()
+            if not of or name in of
+        }
         with torch.enable_grad():
-            result = self.returned(call.but(**leaves))
-            flows = [
-                (x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None
-            ]
-            if self.backward is None and not all(x is not None and x.requires_grad for x, _ in flows):
-                raise self._raised(RuntimeError("no gradient: output or lse has no grad_fn"))
-            try:
+            ran = self._ran(call.but(**leaves))
+            result = self._natural(ran)
+        return to_cpu(result), lambda: self._back(call, leaves, ran, result)
+
+    def _back(self, call: Call, leaves: dict[str, torch.Tensor], ran: Result, result: Result) -> Gradients:
+        """Return the gradients of a call that was run forward. leaves: the inputs that ask for one; ran, result: what
+        the kernel returned, and the same with a natural lse."""
+        flows = [(x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None]
+        if list(leaves) == ["value"]:  # on which no lse depends
+            flows = flows[:1]
+        if self.backward is None and not all(x is not None and x.requires_grad for x, _ in flows):
+            raise self._raised(NoGradientError("no gradient comes back: output or lse has no grad_fn"))
+        try:
+            with torch.enable_grad():
                 if self.backward is not None:
-                    found = dict(zip(leaves, self.backward(call, result), strict=False))
+                    given = tuple(self.backward(self._in_own_base(call), ran))
                 else:
                     outputs, grads = zip(*((x, g.to(x.dtype)) for x, g in flows if x is not None), strict=True)
                     given = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
-                    found = dict(zip(leaves, given, strict=True))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise self._raised(error) from error
-        if len(found) < len(leaves):
-            few = f"the backward pass gave {len(found)} gradients, not {len(leaves)}: {', '.join(leaves)}"
-            raise Violation("contract.output-type", few)
-        zeros = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}  # unused: the derivative is 0
-        checked = {n: well_formed_gradient(n, zeros[n] if g is None else g, leaves[n]) for n, g in found.items()}
-        return to_cpu(result), Gradients(**checked)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self._raised(error) from error
+        if self.backward is not None and len(given) != len(differentiable(call)):
+            names = ", ".join(differentiable(call))
+            what = f"the backward pass gave {len(given)} gradients, not those of {names}"
+            raise Violation("contract.output-type", what)
+        found = dict(zip(leaves if self.backward is None else differentiable(call), given, strict=True))
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in differentiable(call).items()}  # unused: derivative 0
+        whole = zeros | {name: gradient for name, gradient in found.items() if gradient is not None and name in leaves}
+        return Gradients(**{name: well_formed_gradient(name, whole[name], zeros[name]) for name in zeros})
+
+    def _in_own_base(self, call: Call) -> Call:
+        """Return the call with the gradient of the lse that the kernel returned: to base 2 where it declares that."""
+        if call.grad_lse is None or self.capabilities.lse_base != "2":
+            return call
+        return call.but(grad_lse=call.grad_lse * math.log(2))
 
     def options(self, call: Call) -> dict[str, object]:
         """Return the keyword arguments that the kernel is told of a call."""
@@ -113,6 +149,8 @@ class Kernel:
             raise NotSupported(lacking, declared=True)
 
     def _raised(self, error: BaseException) -> Exception:
+        if self.inferred and isinstance(error, NoGradientError):
+            return NotSupported(str(error), declared=False)
         if self.inferred:
             return NotSupported(f"the kernel raised {in_one_line(error)}", declared=False)
         return Violation("contract.declared-runs", f"the backend declares this call, then raised {in_one_line(error)}")
@@ -153,13 +191,17 @@ def differentiable(call: Call) -> dict[str, torch.Tensor]:
 def well_formed_gradient(name: str, gradient: object, leaf: torch.Tensor) -> torch.Tensor:
     """Return a gradient on the CPU, checked: a tensor of the shape and dtype of what it is the gradient of.
 
-    Raises Violation (`contract.output-type`, `-shape`, `-dtype`).
+    Raises Violation (`contract.output-type`, `-shape`, `-device`, `-dtype`).
     """
     if not isinstance(gradient, torch.Tensor):
         raise Violation("contract.output-type", f"the gradient of {name} is {said(gradient)}, not a tensor")
     if gradient.shape != leaf.shape:
         shapes = f"{tuple(gradient.shape)}, should be {tuple(leaf.shape)}"
         raise Violation("contract.output-shape", f"the gradient of {name} has shape {shapes}")
+    if gradient.layout != torch.strided:
+        raise Violation("contract.output-type", f"the gradient of {name} is {gradient.layout}, should be strided")
+    if gradient.device != leaf.device:
+        raise Violation("contract.output-device", f"the gradient of {name} is on {gradient.device}")
     if gradient.dtype != leaf.dtype:
         raise Violation("contract.output-dtype", f"the gradient of {name} is {gradient.dtype}, should be {leaf.dtype}")
     return gradient.detach().cpu()

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 import psutil
 
+from attnspec.spec.errors import InputError
+
 SHARE = 0.75  # of the memory that is free at the start, for all workers together
+MOST = 2**20  # GiB
 INTERVAL = 0.1  # seconds between two looks
 
 
@@ -16,6 +19,8 @@ class MemoryLimit:
     """Watches the children of this process. gib: what each may have, by default its share of what is free."""
 
     def __init__(self, workers: int, gib: float | None = None) -> None:
+        if gib is not None and not 0 < gib < MOST:
+            raise InputError(f"memory is {gib} GiB: use a number above 0 and below {MOST}")
         free = psutil.virtual_memory().available
         self.bytes = int(gib * 2**30) if gib else int(SHARE * free / max(workers, 1))
         self.outgrown: set[int] = set()

@@ -41,6 +41,7 @@ def _rule(rule_id: str) -> dict[str, Any]:
         "chapter": rule.chapter,
         "text": rule.text,
         "checks": ["every check"] if rule_id in EVERY_CASE else list(dict.fromkeys(case.check for case in enforcing)),
+        **({"not checked": rule.unchecked} if rule.unchecked else {}),
         "cases": len(cases("full")) if rule_id in EVERY_CASE else len(enforcing),
     }
 

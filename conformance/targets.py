@@ -59,7 +59,10 @@ def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None
     name = getattr(found, "name", target)
     if not isinstance(name, str):
         raise InputError(f"target {target!r}: its name is {type(name).__name__}, and should be a string")
-    return Kernel(target, name, found, declared, backward=getattr(found, "backward", None))
+    backward = getattr(found, "backward", None)
+    if backward is not None and not callable(backward):
+        raise InputError(f"target {target!r}: its backward is {type(backward).__name__}, and should be a method")
+    return Kernel(target, name, found, declared, backward=backward)
 
 
 def load_attribute(target: str) -> Any:

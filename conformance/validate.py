@@ -128,7 +128,7 @@ def validate(run: Run, listener: Listener | None = None) -> Validation:
         complete = len(recorder.results) == recorder.total or stopped
         unmet = expected.unmet_rules(recorder.results) if complete else []
         pairs = coverage_of(recorder.results, recorder.kernel)
-        verdict = verdict_of(recorder.results, tuple(unmet), complete, run.selection.whole)
+        verdict = verdict_of(recorder.results, tuple(unmet), complete, run.selection.whole, run.selection.profiles)
         seconds = time.monotonic() - recorder.began
         if writer is not None:
             recorder.header()

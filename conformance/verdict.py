@@ -26,11 +26,16 @@ class Verdict:
 
 
 def verdict_of(
-    results: list[CaseResult], unmet: tuple[str, ...] = (), complete: bool = True, whole: bool = True
+    results: list[CaseResult],
+    unmet: tuple[str, ...] = (),
+    complete: bool = True,
+    whole: bool = True,
+    asked: tuple[str, ...] = (),
 ) -> Verdict:
     """Return the verdict on a run. Only `pass` counts as passed.
 
-    unmet: recorded rules that nothing broke (see `expectations`). complete: every selected case ended. Rule:
+    unmet: recorded rules that nothing broke (see `expectations`). complete: every selected case ended. whole: the cases
+    were not chosen further than by profile. asked: the profiles that were asked for; none is all. Rule:
     `profile.claims`.
     """
     counted = Counter(result.outcome for result in results)
@@ -38,12 +43,17 @@ def verdict_of(
     surface = [r for r in results if r.outcome != "not_supported" or r.declared]
     ran = sum(r.outcome != "not_supported" for r in surface)
     share = ran / len(surface) if surface else 0.0
-    name, statement, code = _judge(results, counts, unmet, complete, whole)
+    name, statement, code = _judge(results, counts, unmet, complete, whole, asked)
     return Verdict(name, statement, counts, share, code)
 
 
 def _judge(
-    results: list[CaseResult], counts: dict[str, int], unmet: tuple[str, ...], complete: bool, whole: bool
+    results: list[CaseResult],
+    counts: dict[str, int],
+    unmet: tuple[str, ...],
+    complete: bool,
+    whole: bool,
+    asked: tuple[str, ...],
 ) -> tuple[str, str, int]:
     broken = {r.rule for r in results if r.outcome in BROKEN and r.rule}
     news = counts["fail"] + counts["crashed"] + counts["timeout"]
@@ -63,18 +73,23 @@ def _judge(
     if not counts["pass"]:
         return "not_judged", "not judged: the kernel supports none of the chosen cases", 2
     if not whole:
-        return "conformant", f"the {counts['pass']} chosen cases that the kernel supports pass (spec {SPEC_VERSION})", 0
-    full, in_part = profiles_shown(results)
+        return "conformant", f"{chosen(counts['pass'])} (spec {SPEC_VERSION})", 0
+    full, in_part = profiles_shown(results, asked)
     part = f"{'; ' if full else ''}in part, with refusals: {', '.join(in_part)}" if in_part else ""
     return "conformant", f"conformant to spec {SPEC_VERSION} in {', '.join(full)}{part}", 0
 
 
-def profiles_shown(results: list[CaseResult]) -> tuple[list[str], list[str]]:
+def chosen(count: int) -> str:
+    """Say that the cases that were chosen one by one pass."""
+    return "the chosen case passes" if count == 1 else f"the {count} chosen cases that the kernel supports pass"
+
+
+def profiles_shown(results: list[CaseResult], asked: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
     """Return the names of the profiles of which every claimed case passed, and of those of which only some did, since
-    the kernel refused others."""
+    the kernel refused others. asked: the profiles whose cases all ran; none is all."""
     full: list[str] = []
     in_part: list[str] = []
-    for name in PROFILES:
+    for name in asked or PROFILES:
         outcomes = {r.outcome for r in results if name in r.profiles and r.declared}
         if "pass" in outcomes:
             (in_part if "not_supported" in outcomes else full).append(name)

@@ -122,6 +122,9 @@ def read(entry: Entry, folder: Path) -> Golden:
     tensors = parse_tensors(content, shapes, tensors_path)
     check_numbers(tensors, tensors_path)
     problem = case.problem
+    lengths = tensors.get("key_lengths")
+    if lengths is not None and not bool(((lengths >= 0) & (lengths <= problem.k_len)).all()):
+        raise InputError(f"{tensors_path}: key_lengths is {lengths.tolist()}; 0 to {problem.k_len} would be right")
     call = Call(
         query=tensors["query"],
         key=tensors["key"],

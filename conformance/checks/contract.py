@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -36,6 +38,54 @@ def inputs_stay_unchanged(kernel: Kernel, case: Case) -> None:
 def stored_bytes(x: torch.Tensor) -> torch.Tensor:
     """The whole storage of a tensor, as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+
+
+def global_settings_stay_as_they_were(kernel: Kernel, case: Case) -> None:
+    """The call, and its backward pass where it has one, change no setting of torch and draw nothing from its
+    generator."""
+    kernel.need(case.problem)
+    torch.rand(1)  # so that no seed is the state
+    before = global_settings()
+    try:
+        kernel(make_call(case.problem))
+        backward = case.problem.but(grad="output")
+        if kernel.capabilities.lacks(backward) is None:
+            with suppress(NotSupported, Violation):  # other checks tell
+                kernel.gradients(make_call(backward))
+        after = global_settings()
+    finally:
+        restore(before)
+    changed = [name for name, value in before.items() if not same_setting(value, after[name])]
+    if changed:
+        raise Violation("contract.global-state", f"the call changes {' and '.join(changed)}")
+
+
+def global_settings() -> dict[str, object]:
+    """Return what a kernel has to leave as it was, by name."""
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "the grad mode": torch.is_grad_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "the choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the state of the global generator": torch.get_rng_state(),
+    }
+
+
+def restore(settings: dict[str, Any]) -> None:
+    """Set everything as it was."""
+    torch.set_default_dtype(settings["the default dtype"])
+    torch.set_grad_enabled(settings["the grad mode"])
+    if torch.get_num_threads() != settings["the number of threads"]:
+        torch.set_num_threads(settings["the number of threads"])
+    torch.use_deterministic_algorithms(settings["the choice of deterministic algorithms"])
+    torch.set_rng_state(settings["the state of the global generator"])
+
+
+def same_setting(before: object, after: object) -> bool:
+    """Whether a setting has its old value."""
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return torch.equal(before, after)
+    return before == after
 
 
 def outputs_share_no_memory(kernel: Kernel, case: Case) -> None:

@@ -252,7 +252,12 @@ def gradients_pass_the_mask_of_the_forward(kernel: Kernel, case: Case) -> float:
     call = with_lse(call_of(kernel, problem), problem)
     corner = problem.causal or UPPER_LEFT
     keep = drawn(kernel, problem, call)
-    result, got = seeded(kernel, problem.seed).gradients(call)
+    result, back = seeded(kernel, problem.seed).forward(call)
+    torch.rand(7)  # what others draw between the passes moves no mask
+    generator = torch.get_rng_state()
+    got = back()
+    if not torch.equal(generator, torch.get_rng_state()):
+        raise Violation("dropout.backward-mask", "the backward pass moves torch's generator: the next draws change")
     worst = judge_output(kernel, problem, call, keep, result.output)
     truth = gradients(call, corner, keep)
     budgets = dropout_gradient_budget(call, keep, causal_alignment=corner, accuracy=kernel.capabilities.accuracy)

@@ -6,17 +6,20 @@ from collections.abc import Iterator
 
 import torch
 
-from attnspec.conformance.case import Case
+from attnspec.conformance.case import Case, Ran
 from attnspec.conformance.checks.laws import keys_seen, need_same_bits, same_bits, with_other_hidden_keys
+from attnspec.conformance.checks.lengths import with_absent
 from attnspec.conformance.checks.memory import gapped, length_first
-from attnspec.conformance.judgement import judge_against_reference, judge_gradients, visible_set
+from attnspec.conformance.covering import fallbacks
+from attnspec.conformance.draws import fitted
+from attnspec.conformance.judgement import judge, judge_against_reference, judge_gradients, visible_set
 from attnspec.conformance.kernel import Kernel, differentiable
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
 from attnspec.golden.store import load
 from attnspec.reference import grouped_heads
 from attnspec.reference.backward import gradients
-from attnspec.spec.call import Call, Gradients
+from attnspec.spec.call import Call, Gradients, Result
 from attnspec.spec.dtypes import format_of
 from attnspec.spec.problem import Problem
 
@@ -24,11 +27,13 @@ FAR = 4.0  # budgets: a gradient that is further off owes it to a fault of logic
 
 
 def gradients_match_golden(kernel: Kernel, case: Case) -> float:
-    """The gradients lie within the error budget of the certified ones."""
+    """The gradients lie within the error budget of the certified ones, and so does the output that they belong to."""
     kernel.need(case.problem)
     golden = load(case.name)
     assert golden.gradients is not None, "a golden case with gradients"
-    got = kernel.gradients(with_lse(golden.call, case.problem))[1]
+    result, got = kernel.gradients(with_lse(golden.call, case.problem))
+    truth = Result(golden.output, golden.lse if case.problem.grad == "lse" else None)
+    judge(kernel, case.problem, golden.call, result, truth, certified=True)
     try:
         return judge_gradients(kernel, case.problem, golden.call, got, golden.gradients, certified=True)
     except Violation as found:
@@ -36,14 +41,100 @@ def gradients_match_golden(kernel: Kernel, case: Case) -> float:
 
 
 def gradients_stay_within_budget(kernel: Kernel, case: Case) -> float:
-    """The gradients lie within the error budget of the exact ones."""
+    """The gradients lie within the error budget of the exact ones, and so does the output that they belong to."""
+    return forward_and_back(kernel, case.problem)
+
+
+def forward_and_back(kernel: Kernel, problem: Problem) -> float:
+    """Run a problem forward and back, and return the worst error over budget of output, lse and gradients."""
+    kernel.need(problem)
+    call = with_lse(make_call(problem), problem)
+    result, got = kernel.gradients(call)
+    worst = judge_against_reference(kernel, problem, call, result)
+    try:
+        return max(worst, judge_against_closed_form(kernel, problem, call, got))
+    except Violation as found:
+        raise with_cause(kernel, problem, found) from None
+
+
+def options_combine_in_the_backward(kernel: Kernel, case: Case) -> Ran:
+    """A row of the covering array, fitted to the kernel, has output and gradients within the error budgets."""
+    refusals = []
+    for problem in fallbacks(fitted(case.problem, kernel)):
+        try:
+            return Ran(forward_and_back(kernel, problem), problem)
+        except NotSupported as refusal:
+            refusals.append(refusal)
+        except Violation as found:
+            found.case = case.on(problem)
+            raise
+    raise refusals[0]
+
+
+def gradients_belong_to_their_call(kernel: Kernel, case: Case) -> float:
+    """Run forward twice, with other tensors the second time, then back twice: each backward pass gives the gradients of
+    its own call, and leaves the output that it belongs to as it was."""
+    problem = case.problem
+    other = problem.but(seed=problem.seed + 1)
+    kernel.need(problem)
+    calls = [with_lse(make_call(each), each) for each in (problem, other)]
+    runs = [kernel.forward(call) for call in calls]
+    outputs = [result.output.clone() for result, _ in runs]
+    worst = 0.0
+    for each, call, (_, back) in zip((problem, other), calls, runs, strict=True):
+        try:
+            worst = max(worst, judge_against_closed_form(kernel, each, call, back()))
+        except Violation as found:
+            what = f"{found.what}, with another forward pass before the backward pass"
+            raise Violation("backward.own-call", what, found.details, found.error_over_budget) from None
+    for before, (result, _) in zip(outputs, runs, strict=True):
+        same_bits("contract.no-alias", "the backward pass overwrites the output", before, result.output)
+    return worst
+
+
+def each_input_may_ask_alone(kernel: Kernel, case: Case) -> float:
+    """Where only one of query, key and value asks for a gradient, it gets the one that it gets with the others."""
+    problem = case.problem
+    kernel.need(problem)
+    call = with_lse(make_call(problem), problem)
+    truth = gradients(call, problem.causal or "upper_left")
+    nothing = dict.fromkeys(Gradients._fields)
+    worst = 0.0
+    for name in ("query", "key", "value"):
+        alone = Gradients(**nothing | {name: getattr(truth, name)})  # type: ignore[arg-type]
+        try:
+            worst = max(worst, judge_gradients(kernel, problem, call, kernel.gradients(call, (name,))[1], alone))
+        except Violation as found:
+            what = f"{found.what}, where {name} alone asks for one"
+            raise Violation(found.rule, what, found.details, found.error_over_budget) from None
+    return worst
+
+
+def gradients_grow_with_what_flows_back(kernel: Kernel, case: Case) -> float:
+    """A grad_output 256 times as large, as a scaled loss gives it, has gradients within the budgets."""
+    problem = case.problem
+    kernel.need(problem)
+    call = with_lse(make_call(problem), problem)
+    assert call.grad_output is not None, "a problem with gradients"
+    call = call.but(grad_output=call.grad_output * LOSS_SCALE)
+    return judge_against_closed_form(kernel, problem, call, kernel.gradients(call)[1])
+
+
+LOSS_SCALE = 256.0  # far above the usual, and within the range of float16
+
+
+def absent_keys_reach_no_gradient(kernel: Kernel, case: Case) -> float:
+    """NaN in the memory of keys that do not exist leaves the gradients right."""
     kernel.need(case.problem)
     call = with_lse(make_call(case.problem), case.problem)
-    got = kernel.gradients(call)[1]
     try:
+        got = kernel.gradients(with_absent(call, torch.nan))[1]
         return judge_against_closed_form(kernel, case.problem, call, got)
     except Violation as found:
-        raise with_cause(kernel, case.problem, found) from None
+        if found.rule == "contract.declared-runs":
+            raise
+        what = f"NaN in keys and values that do not exist comes through: {found.what}"
+        raise Violation("key-lengths.absent", what, found.details, found.error_over_budget) from None
 
 
 def gradients_of_a_sum_stay_within_budget(kernel: Kernel, case: Case) -> float:
@@ -84,7 +175,7 @@ def with_cause(kernel: Kernel, problem: Problem, found: Violation) -> Violation:
         ):
             continue
         if holds(kernel, simpler):
-            what = f"{found.what}; without {option} the gradients are right"
+            what = f"{found.what}; the same call without {option} has the right ones"
             return Violation(rule, what, found.details, found.error_over_budget)
     return found
 
@@ -162,7 +253,8 @@ def hidden_keys_get_no_gradient(kernel: Kernel, case: Case) -> None:
 
 def layout_of_what_flows_back_does_not_matter(kernel: Kernel, case: Case) -> float:
     """A grad_output in gapped storage, in that of (batch, length, heads, dim), and one number expanded over all
-    elements (as a sum gives it) are read right; it and the inputs stay as they were."""
+    elements (as a sum gives it) are read right, and so are query, key and value in such storage; all of them stay as
+    they were."""
     kernel.need(case.problem)
     call = with_lse(make_call(case.problem), case.problem)
     assert call.grad_output is not None, "a problem with gradients"
@@ -182,6 +274,13 @@ def layout_of_what_flows_back_does_not_matter(kernel: Kernel, case: Case) -> flo
             if how == "contiguous" or found.rule in ("contract.declared-runs", "contract.inputs-unchanged"):
                 raise
             what = f"{found.what}, with a grad_output {how}"
+            raise Violation("contract.layouts", what, found.details, found.error_over_budget) from None
+    for layout in (gapped, length_first):
+        placed = call.but(**{name: layout(getattr(call, name)) for name in ("query", "key", "value")})
+        try:
+            worst = max(worst, judge_against_closed_form(kernel, case.problem, call, kernel.gradients(placed)[1]))
+        except Violation as found:
+            what = f"{found.what}, with inputs {layout.__name__}"
             raise Violation("contract.layouts", what, found.details, found.error_over_budget) from None
     return worst
 

@@ -64,6 +64,12 @@ def lengths_equal_shorter_keys(kernel: Kernel, case: Case) -> float:
     call = make_call(problem).but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
     assert call.key_lengths is not None, "a problem with key_lengths"
     worst = 0.0
+    for how, key_lengths in (
+        ("in int64", call.key_lengths.long()),
+        ("in every other place of their memory", call.key_lengths.repeat_interleave(2)[::2]),
+    ):
+        placed = call.but(key_lengths=key_lengths)
+        worst = max(worst, same(kernel, problem, "key-lengths.visible", f"with lengths {how}", call, placed))
     for b, length in enumerate(call.key_lengths.tolist()):
         if length == 0:
             continue
@@ -124,6 +130,13 @@ def impossible_lengths_are_refused(kernel: Kernel, case: Case) -> None:
         "one length too many": torch.full((batch + 1,), k_len, dtype=torch.int32),
         "lengths in float32": torch.full((batch,), float(k_len)),
     }
+    for place in (0, batch - 1):
+        for length in (k_len + 1, -1):
+            one = torch.full((batch,), k_len, dtype=torch.int32)
+            one[place] = length
+            wrong[f"a length of {length} in place {place}"] = one
+    wrong["one length too few"] = torch.full((batch - 1,), k_len, dtype=torch.int32)
+    wrong["lengths of two dimensions"] = torch.full((batch, 1), k_len, dtype=torch.int32)
     for what, key_lengths in wrong.items():
         impossible = call.but(key_lengths=key_lengths)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from attnspec.conformance.covering import array
 from attnspec.conformance.problems import forward
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES, LARGEST_TILE, RAGGED
 from attnspec.spec.problem import Mask, Problem
@@ -40,6 +41,11 @@ def passes(level: str) -> Iterator[Problem]:
     yield base.but(values="huge", dtype="float16")
     yield base.but(value_dim=32, dtype="float16")
     yield base.but(head_dim=40, value_dim=72)
+    for dim in (80, 128, 256):
+        yield base.but(head_dim=dim, q_len=9)
+    yield base.but(q_len=150, k_len=200, head_dim=16)
+    yield base.but(q_heads=1, q_len=5, k_len=2100, head_dim=16)
+    yield base.but(batch=5, q_heads=12, q_len=7, k_len=9, head_dim=8)
     yield base.but(batch=3, kv_batch=1)
     yield base.but(q_heads=8, kv_heads=1, grad="lse", dtype="bfloat16")
     yield base.but(q_len=1, q_heads=4, kv_heads=2)
@@ -52,6 +58,22 @@ def passes(level: str) -> Iterator[Problem]:
             yield base.but(q_len=length, k_len=length + 3, causal=corner, seed=2)
         for dtype, corner, scores in product(DTYPES, (None, "upper_left"), (0.125, 1.0, 8.0)):
             yield base.but(dtype=dtype, causal=corner, scores=scores, q_len=130, k_len=130, seed=3)
+
+
+def crossed(level: str) -> Iterator[Problem]:
+    """The rows of the covering array of options, with gradients of the output and of the lse in turn, and with key
+    lengths in every third."""
+    for turn, problem in enumerate(array()):
+        lengths = "ragged" if turn % 3 == 0 and problem.batch > 1 else None
+        yield problem.but(grad=("output", "lse")[turn % 2], key_lengths=lengths)
+
+
+def absent(level: str) -> Iterator[Problem]:
+    """Backward passes with key lengths."""
+    base = Problem(q_len=5, k_len=70, head_dim=64, batch=3, q_heads=2, key_lengths="ragged", grad="output", seed=1)
+    yield base
+    yield base.but(key_lengths="zero", q_heads=6, kv_heads=2, dtype="bfloat16")
+    yield base.but(causal="lower_right")
 
 
 def visible_sets(level: str) -> Iterator[Problem]:

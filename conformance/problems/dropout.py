@@ -20,6 +20,7 @@ def calls(level: str) -> Iterator[Problem]:
     yield base.but(mask=Mask("float", "11qk", "random"), q_heads=6, kv_heads=2)
     yield base.but(dtype="float64", q_len=1)
     yield base.but(key_lengths="ragged", dropout=0.5)
+    yield base.but(dropout=0.9)
     if level == "full":
         for dtype, p in product(DTYPES, (0.05, 0.3, 0.5, 0.9)):
             yield base.but(dtype=dtype, dropout=p, k_len=65, head_dim=64)
@@ -31,6 +32,7 @@ def rates(level: str) -> Iterator[Problem]:
     yield base
     yield base.but(q_len=33, k_len=65, head_dim=80, dropout=0.5, dtype="bfloat16")
     yield base.but(kv_heads=2, q_len=50, k_len=48, dropout=0.75)
+    yield base.but(batch=1, q_heads=6, q_len=150, k_len=140, head_dim=140, dropout=0.05)  # beyond a tile of 64 or 128
     if level == "full":
         for p in (0.05, 0.1, 0.5, 0.9):
             yield base.but(dropout=p, q_len=130, k_len=128, head_dim=128)
@@ -58,6 +60,7 @@ def backwards(level: str) -> Iterator[Problem]:
     yield base.but(q_len=21, causal="upper_left", dtype="bfloat16", dropout=0.5)
     yield base.but(q_len=5, batch=2, q_heads=4, kv_heads=2, dropout=0.5)
     yield base.but(mask=Mask("bool", "bhqk", "random"), grad="lse", dropout=0.75)
+    yield base.but(q_len=70, k_len=90, head_dim=90)
     if level == "full":
         for dtype, p in product(DTYPES, (0.1, 0.5)):
             yield base.but(dtype=dtype, dropout=p, k_len=65, head_dim=64)

@@ -28,6 +28,7 @@ def ragged(level: str) -> Iterator[Problem]:
         one_row = unsorted.but(causal=causal, q_len=1, k_len=300, q_heads=6, kv_heads=2)
         yield one_row.but(mask=Mask("bool", "b11k", "random"), scale=0.3, value_dim=96)
     yield unsorted.but(mask=Mask("float", "bhqk", "random"), causal="upper_left")
+    yield base.but(k_len=700, head_dim=16)
     if level == "full":
         for k_len, corner in product(range(1, 2 * LARGEST_TILE + 7, 5), (None, *CORNERS)):
             yield base.but(k_len=k_len, causal=corner, seed=3)

@@ -75,4 +75,10 @@ MUTANTS = (
            "keep = torch.rand(like.shape) >= p * torch.linspace(0.9, 1.1, like.shape[-1])", KIND, RATE),
     Mutant("dropout-keeps-the-largest", "dropped", KEEP,
            "keep = (torch.rand(like.shape) >= p) | (like == like.amax(-1, keepdim=True))", KIND, "dropout.unbiased"),
+    Mutant("dropout-reseeded-in-the-backward", "dropped", RESTORE, "torch.manual_seed(torch.initial_seed())",
+           KIND, BACKWARD, also=(("            with torch.random.fork_rng(devices=[]):", "            if True:"),)),
+    Mutant("dropout-repeats-after-64-keys", "dropped", KEEP,
+           f"{KEEP}\n    keep = torch.cat([part[..., :64] for part in [keep[..., :64]] * -(-keep.shape[-1] // 64)], -1)"
+           "[..., : like.shape[-1]]", KIND, RATE),
+    Mutant("dropout-small-p-is-none", "dropped", IF, IF.replace("p > 0", "p >= 0.09"), KIND, RATE),
 )  # fmt: skip

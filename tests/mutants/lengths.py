@@ -239,4 +239,10 @@ MUTANTS = (
            "lengths = lengths[:batch]\n    if lengths.shape != (batch,):", UNCHECKED, RANGE),
     Mutant("lengths-in-floating-point", "lengths_plain", "if lengths.dtype not in (torch.int32, torch.int64):",
            "if lengths.dtype not in (torch.int32, torch.int64, torch.float32):", UNCHECKED, RANGE),
+    Mutant("lengths-read-as-int32-words", "lengths_plain",
+           "lengths = torch.full((batch,), k_len) if key_lengths is None else key_lengths",
+           "lengths = torch.full((batch,), k_len) if key_lengths is None else key_lengths.contiguous().view("
+           "torch.int32)[:batch]", "none public: a pointer of the wrong type", "key-lengths.visible"),
+    Mutant("lengths-checked-in-place-0-only", "lengths_plain", "if (lengths > k_len).any():",
+           "if batch and lengths[0] > k_len:", "validation-or-degenerate/silently-accepted", "key-lengths.range"),
 )  # fmt: skip
