@@ -112,11 +112,11 @@ class Kernel:
             raise
         except BaseException as error:
             raise self._raised(error) from error
-        if self.backward is not None and len(given) != len(differentiable(call)):
-            names = ", ".join(differentiable(call))
-            what = f"the backward pass gave {len(given)} gradients, not those of {names}"
+        names = tuple(differentiable(call))
+        if self.backward is not None and (len(given) < len(names) or any(x is not None for x in given[len(names) :])):
+            what = f"the backward pass gave {len(given)} gradients, not {len(names)}: {', '.join(names)}"
             raise Violation("contract.output-type", what)
-        found = dict(zip(leaves if self.backward is None else differentiable(call), given, strict=True))
+        found = dict(zip(leaves if self.backward is None else names, given, strict=False))
         zeros = {name: torch.zeros_like(leaf) for name, leaf in differentiable(call).items()}  # unused: derivative 0
         whole = zeros | {name: gradient for name, gradient in found.items() if gradient is not None and name in leaves}
         return Gradients(**{name: well_formed_gradient(name, whole[name], zeros[name]) for name in zeros})

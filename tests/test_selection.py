@@ -55,6 +55,21 @@ def test_every_check_states_what_it_proves(check: object) -> None:
     assert check.sentence.endswith(".")  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gradients_stay_within_budget/q=3/k=5/d=8", "the check needs grad in the case"),
+        ("absent_keys_never_show/q=3/k=5/d=8", "the check needs lengths in the case"),
+        ("order_of_keys_does_not_matter/q=3/k=5/d=8/lengths=ragged", "does not know what a call with lengths gives"),
+        ("output_matches_golden/gradients-causal-float32", "the case has gradients"),
+        ("gradients_match_golden/plain-wide-float32", "the case has no gradients"),
+    ],
+)
+def test_a_case_that_its_check_knows_nothing_of_is_refused(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        case_named(name)
+
+
 def test_a_case_outside_the_levels_has_a_name_too() -> None:
     case = case_named("visible_set_is_exact/q=3/k=1000/d=8/dtype=bf16/causal=lower_right")
     assert case.id == "visible_set_is_exact/q=3/k=1000/d=8/dtype=bfloat16/causal=lower_right"

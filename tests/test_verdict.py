@@ -102,9 +102,7 @@ def test_a_profile_with_refusals_is_claimed_in_part(result: Make) -> None:
 
 
 def test_a_part_of_the_cases_earns_no_profile(result: Make) -> None:
-    assert (
-        verdict_of([result()], whole=False).statement == "the 1 chosen cases that the kernel supports pass (spec 0.1)"
-    )
+    assert verdict_of([result()], whole=False).statement == "the chosen case passes (spec 0.1)"
 
 
 def test_every_verdict_has_an_exit_code() -> None:
