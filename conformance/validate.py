@@ -35,6 +35,21 @@ from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 
 TIMEOUT = 120  # seconds for one case
+UNUSED = (  # of pytest's own plugins: a run has thousands of short cases, and none of these has a part in it
+    "cacheprovider",
+    "terminal",
+    "logging",
+    "warnings",
+    "unraisableexception",
+    "threadexception",
+    "faulthandler",
+    "doctest",
+    "stepwise",
+    "junitxml",
+    "pastebin",
+    "setuponly",
+    "setupplan",
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ class Run:
             "watch": watch,
             "expectations": str(self.expectations.resolve()) if self.expectations else None,
         }
-        plugins = ("xdist.plugin", "attnspec.conformance.plugin", "no:cacheprovider", "no:terminal")
+        plugins = ("xdist.plugin", "attnspec.conformance.plugin", *(f"no:{name}" for name in UNUSED))
         return [
             *(part for name in plugins for part in ("-p", name)),
             *("-c", os.devnull, f"--rootdir={ROOM}", "--noconftest", f"--numprocesses={self.workers()}"),

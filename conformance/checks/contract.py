@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -73,12 +73,16 @@ def global_settings() -> dict[str, object]:
 
 def restore(settings: dict[str, Any]) -> None:
     """Set everything as it was."""
-    torch.set_default_dtype(settings["the default dtype"])
-    torch.set_grad_enabled(settings["the grad mode"])
-    if torch.get_num_threads() != settings["the number of threads"]:
-        torch.set_num_threads(settings["the number of threads"])
-    torch.use_deterministic_algorithms(settings["the choice of deterministic algorithms"])
-    torch.set_rng_state(settings["the state of the global generator"])
+    setters: dict[str, Callable[[Any], object]] = {
+        "the default dtype": torch.set_default_dtype,
+        "the grad mode": torch.set_grad_enabled,
+        "the number of threads": torch.set_num_threads,
+        "the choice of deterministic algorithms": torch.use_deterministic_algorithms,  # slow: it imports a compiler
+        "the state of the global generator": torch.set_rng_state,
+    }
+    for name, value in global_settings().items():
+        if not same_setting(value, settings[name]):
+            setters[name](settings[name])
 
 
 def same_setting(before: object, after: object) -> bool:

@@ -60,7 +60,7 @@ def backwards(level: str) -> Iterator[Problem]:
     yield base.but(q_len=21, causal="upper_left", dtype="bfloat16", dropout=0.5)
     yield base.but(q_len=5, batch=2, q_heads=4, kv_heads=2, dropout=0.5)
     yield base.but(mask=Mask("bool", "bhqk", "random"), grad="lse", dropout=0.75)
-    yield base.but(q_len=70, k_len=90, head_dim=90)
+    yield base.but(q_len=40, k_len=50, head_dim=50)
     if level == "full":
         for dtype, p in product(DTYPES, (0.1, 0.5)):
             yield base.but(dtype=dtype, dropout=p, k_len=65, head_dim=64)

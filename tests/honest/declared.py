@@ -8,6 +8,8 @@ from honest_parts import check_shapes, hide, inputs, result, softmax, wide
 
 from attnspec.spec.capabilities import Capabilities
 
+ORDERS = torch.Generator()  # its own, so that the caller's draws stay as they are
+
 
 class Eager:
     """Stores its scores in the storage dtype, as a model's eager attention does, and says so."""
@@ -44,7 +46,7 @@ class AnyOrder:
 
     def __call__(self, query, key, value, scale=None, enable_gqa=False, return_lse=False):
         check_shapes(query, key, value)
-        order = torch.randperm(key.shape[2])
+        order = torch.randperm(key.shape[2], generator=ORDERS)
         return plain.attention(query, key[:, :, order], value[:, :, order], scale=scale, return_lse=return_lse)
 
 
