@@ -1,6 +1,8 @@
-"""Print on how many mutants the diagnosis names the planted mistake first, and what it says of all others, as Markdown.
+"""Print on how many mutants the diagnosis names the planted mistake first, as Markdown.
 
-python tests/mutants/diagnosis_figure.py [--jobs N]
+    python tests/mutants/diagnosis_figure.py [--jobs N] [--all]
+
+`--all` also shows the names given to mutants whose mistake is not in the catalogue.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
+    parser.add_argument("--all", action="store_true", help="also mutants whose mistake is not in the catalogue")
     asked = parser.parse_args()
-    mutants = all_mutants()
+    mutants = [mutant for mutant in all_mutants() if mutant.mistake or asked.all]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
         given = dict(zip(mutants, pool.map(named, [mutant.name for mutant in mutants]), strict=True))
     how = Counter(
