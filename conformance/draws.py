@@ -71,6 +71,7 @@ def try_drawn(
 
     errors: list[float] = []
     refused: list[NotSupported] = []
+    head_dims: list[int] = []
     ran = [0]
 
     @seeded(draw.seed)
@@ -89,6 +90,7 @@ def try_drawn(
             found = body(kernel, drawn)
         except NotSupported as refusal:
             refused.append(refusal)
+            head_dims.append(drawn.problem.head_dim)
             return
         except Violation as violation:
             violation.case = drawn
@@ -99,6 +101,7 @@ def try_drawn(
 
     run()
     if not ran[0]:
+        refused[-1].head_dims = tuple(head_dims)
         raise refused[-1]
     return max(errors, default=None)
 

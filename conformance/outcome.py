@@ -31,7 +31,10 @@ class Violation(Exception):
 
 
 class NotSupported(Exception):
-    """The kernel does not claim, or cleanly refuses, what the case needs. declared: it was refused by declaration."""
+    """The kernel does not claim, or cleanly refuses, what the case needs. declared: it was refused by declaration.
+    head_dims: of the problems that were refused, where the case drew them."""
+
+    head_dims: tuple[int, ...] = ()
 
     def __init__(self, reason: str, declared: bool) -> None:
         super().__init__(reason)

@@ -34,7 +34,8 @@ def run_case(kernel: Kernel, case: Case) -> Ran:
             found = try_drawn(body, kernel, case, case.draw) if case.draw else body(kernel, case)
             return found if isinstance(found, Ran) else Ran(found)
         except NotSupported as refusal:
-            if refusal.declared or "core" not in case.profiles or may_refuse(kernel, case.problem.head_dim):
+            head_dims = refusal.head_dims or (case.problem.head_dim,)
+            if refusal.declared or "core" not in case.profiles or all(may_refuse(kernel, dim) for dim in head_dims):
                 raise
             raise Violation("profile.core", f"a call that every kernel must run: {refusal.reason}") from None
 

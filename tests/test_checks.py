@@ -13,10 +13,10 @@ import pytest
 import torch
 from conftest import KERNELS, target_of
 from mutants import mutant_named
-from mutants.house import kernel_of
+from mutants.house import HONEST, kernel_of
 
 from attnspec.conformance.case import Case
-from attnspec.conformance.catalogue import BY_NAME, CHECKS, cases
+from attnspec.conformance.catalogue import BY_NAME, CHECKS, case_named, cases
 from attnspec.conformance.failure_screen import failure_screen
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.running import run_case
@@ -223,6 +223,11 @@ def test_a_declared_lack_of_determinism_is_taken_at_its_word(kernel: Callable[[s
     plain = kernel("nondeterministic")
     declared = replace(plain, capabilities=replace(plain.capabilities, deterministic=False))
     assert list(findings(declared, "results_repeat_bit_for_bit")) == []
+
+
+def test_a_drawn_case_of_which_every_head_dim_is_refused_is_no_breach_of_core() -> None:
+    two_dims = resolve(f"{HONEST / 'refusals'}.py:attention_of_two_dims")
+    assert finding(two_dims, case_named("unseen_keys_have_no_influence/core/drawn=6/seed=2")) is None
 
 
 def test_a_kernel_that_exits_has_raised(kernel: Callable[[str], Any]) -> None:
