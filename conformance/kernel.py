@@ -112,12 +112,12 @@ class Kernel:
             raise
         except BaseException as error:
             raise self._raised(error) from error
-        names = tuple(differentiable(call))
-        if self.backward is not None and (len(given) < len(names) or any(x is not None for x in given[len(names) :])):
+        zeros = {name: torch.zeros_like(x) for name, x in differentiable(call).items()}  # of what is not used
+        names = list(leaves if self.backward is None else zeros)
+        if len(given) < len(names) or any(x is not None for x in given[len(names) :]):
             what = f"the backward pass gave {len(given)} gradients, not {len(names)}: {', '.join(names)}"
             raise Violation("contract.output-type", what)
-        found = dict(zip(leaves if self.backward is None else names, given, strict=False))
-        zeros = {name: torch.zeros_like(leaf) for name, leaf in differentiable(call).items()}  # unused: derivative 0
+        found = dict(zip(names, given, strict=False))
         whole = zeros | {name: gradient for name, gradient in found.items() if gradient is not None and name in leaves}
         return Gradients(**{name: well_formed_gradient(name, whole[name], zeros[name]) for name in zeros})
 
@@ -141,6 +141,18 @@ class Kernel:
         given = {f.name: getattr(call, f.name) for f in fields(call)}
         moved = {name: x.to(self.device) for name, x in given.items() if isinstance(x, torch.Tensor)}
         return call.but(**moved)
+
+    def asking_for_lse(self, call: Call, problem: Problem) -> Call:
+        """Return a problem's call, asking for the lse where the kernel claims it."""
+        return call.but(return_lse=self.capabilities.lacks(problem, return_lse=True) is None)
+
+    def refuses(self, call: Call) -> bool:
+        """Whether the call ends in an exception."""
+        try:
+            self.run(call.query, call.key, call.value, **self.options(call))
+        except Exception:
+            return True
+        return False
 
     def need(self, problem: Problem, return_lse: bool = False) -> None:
         """Raise NotSupported where the problem lies outside the kernel's capabilities."""

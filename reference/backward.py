@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from attnspec.reference import grouped_heads, lengths, masks
+from attnspec.reference import dropout, grouped_heads, lengths, masks
 from attnspec.reference.attention import check_inputs
 from attnspec.reference.softmax import softmax
 from attnspec.spec.call import Call, Gradients
@@ -56,10 +56,14 @@ def backward(
     visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
     weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
 
-    grad_weights = dropout(grad_output @ values.transpose(-1, -2), dropout_p, keep)  # (batch, q_heads, q_len, k_len)
+    grad_weights = grad_output @ values.transpose(-1, -2)  # (batch, q_heads, q_len, k_len)
+    dropped = weights
+    if keep is not None:  # dropout multiplies by constants: its backward is dropout with the same mask
+        dropped = dropout.apply(weights, keep, dropout_p)
+        grad_weights = dropout.apply(grad_weights, keep, dropout_p)
     grad_scores = softmax_backward(weights, grad_weights, visible, grad_lse)  # (batch, q_heads, q_len, k_len)
     grad_keys = scale * (grad_scores.transpose(-1, -2) @ queries)  # (batch, q_heads, k_len, head_dim)
-    grad_values = dropout(weights, dropout_p, keep).transpose(-1, -2) @ grad_output
+    grad_values = dropped.transpose(-1, -2) @ grad_output
     return Gradients(
         query=scale * (grad_scores @ keys),
         key=sum_readers(grad_keys, given_key),
@@ -88,16 +92,6 @@ def gradients(call: Call, causal_alignment: str = "upper_left", keep: torch.Tens
         dropout_p=call.dropout_p,
         keep=keep,
     )
-
-
-def dropout(weights: torch.Tensor, dropout_p: float, keep: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights, or their gradients, after dropout: kept ones divided by 1 - dropout_p, the others 0.
-
-    weights, keep: (batch, q_heads, q_len, k_len); keep: bool, None where nothing is dropped. Dropout multiplies by
-    constants, so its backward is dropout with the same mask. Rule: `backward.dropout`. Source: Srivastava et al. 2014,
-    section 4; PyTorch `torch.nn.Dropout` for the division.
-    """
-    return weights if keep is None else torch.where(keep, weights / (1 - dropout_p), 0.0)
 
 
 def softmax_backward(

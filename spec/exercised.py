@@ -12,10 +12,10 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
     causal_rule = f"mask.causal-{(p.causal or 'upper_left').replace('_', '-')}"
     empties = mask is not None and mask.content in ("empty_rows", "empty_head")
     unusual_scale = p.scale is not None and (p.scale < 0 or p.scale > 1)
-    low_bias = mask is not None and mask.kind == "float" and mask.content in FINITE_CONTENTS
+    biased = mask is not None and mask.kind == "float"
+    low_bias = biased and mask is not None and mask.content in FINITE_CONTENTS
     tall = p.causal == "lower_right" and p.q_len > p.k_len
     lengths, grad = p.key_lengths is not None, p.grad is not None
-    biased = mask is not None and mask.kind == "float"
     table = {
         "attention.zero-length": p.k_len == 0 or p.q_len == 0,
         "softmax.lse-empty-row": return_lse and (empties or tall or p.k_len == 0),
@@ -24,7 +24,7 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         causal_rule: p.causal is not None,
         "mask.key-padding": mask is not None and (mask.content == "padding" or mask[:2] == ("bool", "b11k")),
         "mask.bool": mask is not None and mask.kind == "bool",
-        "mask.additive": mask is not None and mask.kind == "float",
+        "mask.additive": biased,
         "mask.broadcast": mask is not None and mask.shape != "bhqk",
         "grouped.multi-query": p.kv_heads == 1 < p.q_heads,
         "grouped.head-map": p.kv_heads != p.q_heads,

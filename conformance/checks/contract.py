@@ -95,7 +95,7 @@ def same_setting(before: object, after: object) -> bool:
 def outputs_share_no_memory(kernel: Kernel, case: Case) -> None:
     """The results are memory of their own: overwriting the inputs, or calling again, leaves them as they were."""
     kernel.need(case.problem)
-    for asked in {with_lse(kernel, case.problem).return_lse, False}:
+    for asked in {kernel.asking_for_lse(make_call(case.problem), case.problem).return_lse, False}:
         stays_its_own(kernel, case.problem, asked)
 
 
@@ -117,21 +117,17 @@ def stays_its_own(kernel: Kernel, problem: Problem, return_lse: bool) -> None:
         same_bits("contract.no-alias", "the result changes when the caller overwrites the inputs", before, after)
 
 
-def with_lse(kernel: Kernel, problem: Problem) -> Call:
-    """Return the problem's call, asking for the lse where the kernel claims it."""
-    return make_call(problem).but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
-
-
 def results_repeat_bit_for_bit(kernel: Kernel, case: Case) -> None:
     """The same call gives the same bits, also after another call."""
     if not kernel.capabilities.deterministic:
         raise NotSupported("deterministic is declared as false", declared=True)
     kernel.need(case.problem)
-    call = with_lse(kernel, case.problem)
+    call = kernel.asking_for_lse(make_call(case.problem), case.problem)
     first = [tensor.clone() for tensor in kernel(call)[:2] if tensor is not None]
     for between in (False, True):
         if between:
-            kernel(with_lse(kernel, case.problem.but(seed=case.problem.seed + 1)))
+            other = case.problem.but(seed=case.problem.seed + 1)
+            kernel(kernel.asking_for_lse(make_call(other), other))
         again = [tensor for tensor in kernel(call)[:2] if tensor is not None]
         for before, after in zip(first, again, strict=True):
             same_bits("contract.deterministic", "the same call gives other bits the second time", before, after)

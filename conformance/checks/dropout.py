@@ -20,10 +20,19 @@ from attnspec.conformance.checks.laws import need_same_bits, same_bits
 from attnspec.conformance.checks.probes import AXES, identity_readout, share
 from attnspec.conformance.comparison import compare
 from attnspec.conformance.dropout_budget import dropout_budget, dropout_gradient_budget
-from attnspec.conformance.judgement import LSE_AXES, OUTPUT_AXES, UPPER_LEFT, budget_of, scores_in_range, visible_set
+from attnspec.conformance.judgement import (
+    LSE_AXES,
+    OUTPUT_AXES,
+    UPPER_LEFT,
+    budget_of,
+    scores_in_range,
+    twice_if_double,
+    visible_set,
+)
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
+from attnspec.reference import grouped_heads
 from attnspec.reference.attention import answer
 from attnspec.reference.backward import gradients
 from attnspec.spec.call import Call, Gradients
@@ -74,11 +83,6 @@ def judge_output(kernel: Kernel, problem: Problem, call: Call, keep: torch.Tenso
         details = found.details("output", OUTPUT_AXES)
         raise Violation("dropout.on-weights", what, details, found.error_over_budget)
     return found.error_over_budget
-
-
-def twice_if_double(problem: Problem, budget: torch.Tensor) -> torch.Tensor:
-    """Return the budget, doubled for float64, where the reference errs as much as the kernel."""
-    return 2 * budget if problem.dtype == FLOAT64.name else budget
 
 
 def kept_weights_are_scaled_up_and_others_0(kernel: Kernel, case: Case) -> float:
@@ -197,11 +201,7 @@ def mean_over_seeds_is_the_plain_output(kernel: Kernel, case: Case) -> None:
     plain = call.but(dropout_p=0.0)
     truth = answer(plain, corner)
     assert truth.weights is not None, "the reference returns its weights"
-    values = (
-        call.value.double()
-        .expand(problem.batch, -1, -1, -1)
-        .repeat_interleave(problem.q_heads // problem.kv_heads, dim=1)
-    )
+    values = grouped_heads.expand(call.value.double(), problem.q_heads)
     variance = p / (1 - p) * (truth.weights**2 @ values**2)  # of one output; (batch, q_heads, q_len, value_dim)
     seeds = range(problem.seed, problem.seed + SEEDS)
     mean = torch.stack([seeded(kernel, seed)(call).output.double() for seed in seeds]).mean(0)
@@ -217,8 +217,7 @@ def p_0_is_no_dropout(kernel: Kernel, case: Case) -> None:
     """Told `dropout_p=0.0`, under another seed, the kernel gives the bits that it gives without being told."""
     problem = case.problem
     need_same_bits(kernel)
-    call = call_of(kernel, problem).but(dropout_p=0.0)
-    call = call.but(return_lse=kernel.capabilities.lacks(problem, return_lse=True) is None)
+    call = kernel.asking_for_lse(call_of(kernel, problem).but(dropout_p=0.0), problem)
     plain = seeded(kernel, problem.seed)
     told = seeded(replace(kernel, run=partial(kernel.run, dropout_p=0.0)), problem.seed + 1)
     before = [tensor.clone() for tensor in plain(call)[:2] if tensor is not None]
@@ -282,9 +281,5 @@ def p_that_is_no_probability_is_refused(kernel: Kernel, case: Case) -> None:
     call = kernel.place(call_of(kernel, case.problem))
     kernel(call)
     for p in NO_PROBABILITIES:
-        wrong = call.but(dropout_p=p)
-        try:
-            kernel.run(wrong.query, wrong.key, wrong.value, **kernel.options(wrong))
-        except Exception:
-            continue
-        raise Violation("dropout.range", f"a call with dropout_p={p} was answered, not refused")
+        if not kernel.refuses(call.but(dropout_p=p)):
+            raise Violation("dropout.range", f"a call with dropout_p={p} was answered, not refused")

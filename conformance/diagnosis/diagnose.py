@@ -97,7 +97,7 @@ class Session:
 
     def call(self, problem: Problem) -> Call:
         """Return the call of a problem, with the lse where the kernel has it."""
-        return make_call(problem).but(return_lse=self.kernel.capabilities.lacks(problem, return_lse=True) is None)
+        return self.kernel.asking_for_lse(make_call(problem), problem)
 
     def outcome(self, problem: Problem) -> Evidence | None:
         """Return what the kernel makes of a problem, run at most once; None where it refuses."""
