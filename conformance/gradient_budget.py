@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of
-from attnspec.conformance.gradient_errors import Backward, WeightErrors, score_terms, weight_terms
+from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, weight_terms
 from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 from attnspec.reference import grouped_heads, masks
@@ -22,6 +23,7 @@ from attnspec.spec.call import Call
 from attnspec.spec.dtypes import FLOAT16, format_of
 from attnspec.spec.errors import InputError
 
+HEADS_ELEMENTS = 2**15  # slots of heads that are taken together: many small heads cost what one does
 LARGEST = torch.finfo(torch.float64).max
 
 
@@ -64,19 +66,22 @@ def gradient_budget(
     grads = _Gradients(call, mask, arithmetic)
     if 0 not in shape:
         inputs = _Inputs.of(call, mask, visible, grad_output, grad_lse)
-        for b in range(shape[0]):
-            for h in range(shape[1]):
-                for rows in _blocks(*shape[2:]):
-                    grads.add(inputs, b, h, rows)
-                grads.end_head(b, h)
-        grads.finish(inputs.unit, inputs.of_output)
+        readers, owners = inputs.query.shape[:2]
+        for heads, blocks in _blocks(owners, *shape[2:]):
+            for reader in range(readers):
+                for rows in blocks:
+                    grads.add(inputs, reader, heads, rows)
+                grads.end_head()
+            grads.end_owners(inputs, heads)
+        grads.finish(inputs)
     return grads.budget
 
 
 @dataclass(frozen=True)
 class _Inputs:
     """The tensors of a backward pass, finite float64, keys and values for every query head and 0 where no row sees
-    them. of_output: what grad_output is divided by; unit: what dS is."""
+    them. Each begins with (readers, owners): an owner is a head of the key, of which there are kv_batch * kv_heads, and
+    its readers are the query heads that share it. place: b * q_heads + h. of_output: what grad_output is divided by; unit: what dS is."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -85,6 +90,7 @@ class _Inputs:
     visible: torch.Tensor
     grad_output: torch.Tensor
     grad_lse: torch.Tensor
+    place: torch.Tensor
     scale: float
     of_output: float
     unit: float
@@ -108,32 +114,38 @@ class _Inputs:
         value, of_value = _in_units(value)
         grad_output, of_output = _in_units(_finite(grad_output))
         grad_lse = torch.zeros(call.query.shape[:3]) if grad_lse is None else grad_lse
+        bias = None if mask is None else _finite(masks.bias((batch, q_heads, q_len, k_len), mask))
+
+        def by_owner(tensor: torch.Tensor) -> torch.Tensor:
+            return _by_owner(tensor, call.key.shape[0], call.key.shape[1])
+
         return cls(
-            query=_finite(call.query),
-            key=key,
-            value=value,
-            bias=None if mask is None else _finite(masks.bias((batch, q_heads, q_len, k_len), mask)),
-            visible=visible,
-            grad_output=grad_output,
-            grad_lse=_finite(grad_lse)[..., None] / of_value / of_output,
+            query=by_owner(_finite(call.query)),
+            key=by_owner(key),
+            value=by_owner(value),
+            bias=None if bias is None else by_owner(bias),
+            visible=by_owner(visible),
+            grad_output=by_owner(grad_output),
+            grad_lse=by_owner(_finite(grad_lse)[..., None] / of_value / of_output),
+            place=by_owner(torch.arange(batch * q_heads).view(batch, q_heads, 1, 1))[..., 0, 0],
             scale=1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale,
             of_output=of_output,
             unit=of_value * of_output,
         )
 
-    def block(self, b: int, h: int, part: slice, arithmetic: Arithmetic) -> tuple[Rows, Backward]:
-        """Return some query rows of one head, and what comes back to them."""
+    def block(self, reader: int, heads: slice, part: slice, arithmetic: Arithmetic) -> tuple[Rows, Backward]:
+        """Return some query rows of some heads, and what comes back to them."""
         rows = Rows.of(
-            self.query[b, h, part][None],
-            self.key[b, h][None],
-            self.value[b, h][None],
-            None if self.bias is None else self.bias[b, h, part][None],
-            self.visible[b, h, part][None],
+            self.query[reader, heads, part],
+            self.key[reader, heads],
+            self.value[reader, heads],
+            None if self.bias is None else self.bias[reader, heads, part],
+            self.visible[reader, heads, part],
             self.scale,
             arithmetic,
         )
-        grad_output, grad_lse = self.grad_output[b, h, part][None], self.grad_lse[b, h, part][None]
-        return rows, Backward(grad_output, grad_lse, self.value[b, h][None], self.unit)
+        grad_output, grad_lse = self.grad_output[reader, heads, part], self.grad_lse[reader, heads, part]
+        return rows, Backward(grad_output, grad_lse, self.value[reader, heads], self.unit)
 
 
 class _Gradients:
@@ -141,8 +153,7 @@ class _Gradients:
 
     def __init__(self, call: Call, mask: torch.Tensor | None, arithmetic: Arithmetic) -> None:
         self.arithmetic = arithmetic
-        self.group = call.query.shape[1] // call.key.shape[1]
-        self.kv_batch = call.key.shape[0]
+        self.q_heads = call.query.shape[1]
         self.mask_shape = None if mask is None else (1,) * (4 - mask.ndim) + tuple(mask.shape)
         self.mask_arithmetic = arithmetic if mask is None else _stored_as(arithmetic, mask.dtype)
         nothing = {
@@ -153,49 +164,65 @@ class _Gradients:
         if mask is not None:
             of_mask = torch.full(mask.shape, self.mask_arithmetic.tiny, dtype=torch.float64)
         self.budget = GradientBudget(**nothing, attn_mask=of_mask)
-        self.of_key: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
-        self.of_value: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
+        self.of_key, self.of_value = Sums(), Sums()  # of the owners at hand
         self.of_mask: defaultdict[tuple[int, int, int], Sums] = defaultdict(Sums)
 
-    def add(self, inputs: _Inputs, b: int, h: int, part: slice) -> None:
-        """Take in some query rows of one head."""
-        rows, backward = inputs.block(b, h, part, self.arithmetic)
+    def add(self, inputs: _Inputs, reader: int, heads: slice, part: slice) -> None:
+        """Take in some query rows of some heads."""
+        rows, backward = inputs.block(reader, heads, part, self.arithmetic)
         ties, equal_rows = score_ties(rows), row_ties(rows)
-        errors = WeightErrors.of(rows, inputs.visible[b, h, part][None], ties)
+        errors = WeightErrors.of(rows, inputs.visible[reader, heads, part], ties)
         of_scores = score_terms(rows, errors, ties, backward)
         of_query = Sums()
-        of_query.add(of_scores, OverKeys(inputs.scale * inputs.key[b, h][None]), ties)
+        of_query.add(of_scores, OverKeys(inputs.scale * inputs.key[reader, heads]), ties)
         of_query.end_part()
-        self.budget.query[b, h, part] = _bound(of_query, self.arithmetic, inputs.unit)[0]
-        kv = self._kv(b, h)
-        self.of_key[kv].add(of_scores, OverRows(inputs.scale * inputs.query[b, h, part][None]), equal_rows)
-        self.of_value[kv].add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
+        self.budget.query.view(-1, *inputs.query.shape[2:])[inputs.place[reader, heads], part] = _bound(
+            of_query, self.arithmetic, inputs.unit
+        )
+        self.of_key.add(of_scores, OverRows(inputs.scale * inputs.query[reader, heads, part]), equal_rows)
+        self.of_value.add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
         if self.mask_shape is not None:
-            shared = [size == 1 for size in self.mask_shape]
-            where = (0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else part.start)
-            most = torch.maximum(ties.amax(), equal_rows.amax())
-            self.of_mask[where].add(of_scores, OverSlots(shared[2], shared[3]), most)
+            for i, place in enumerate(inputs.place[reader, heads].tolist()):
+                self.add_to_mask(of_scores.of_head(i), *divmod(place, self.q_heads), part.start, ties[i], equal_rows[i])
 
-    def end_head(self, b: int, h: int) -> None:
-        """Say that a query head is complete."""
-        for sums in (self.of_key, self.of_value):
-            sums[self._kv(b, h)].end_part()
+    def add_to_mask(
+        self, terms: Terms, b: int, h: int, row: int, ties: torch.Tensor, equal_rows: torch.Tensor
+    ) -> None:
+        """Take in some query rows of one head for the gradient of the mask."""
+        assert self.mask_shape is not None, "an additive mask"
+        shared = [size == 1 for size in self.mask_shape]
+        where = (0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else row)
+        self.of_mask[where].add(terms, OverSlots(shared[2], shared[3]), torch.maximum(ties.amax(), equal_rows.amax()))
 
-    def finish(self, unit: float, of_output: float) -> None:
-        """Turn the sums into bounds."""
-        for (b, h), sums in self.of_key.items():
-            self.budget.key[b, h] = _bound(sums, self.arithmetic, unit)[0]
-        for (b, h), sums in self.of_value.items():
-            self.budget.value[b, h] = _bound(sums, self.arithmetic, of_output)[0]
+    def end_head(self) -> None:
+        """Say that one query head of each owner is complete."""
+        self.of_key.end_part()
+        self.of_value.end_part()
+
+    def end_owners(self, inputs: _Inputs, heads: slice) -> None:
+        """Say that all readers of these owners are in, and turn their sums into bounds."""
+        for budget, sums, unit in (
+            (self.budget.key, self.of_key, inputs.unit),
+            (self.budget.value, self.of_value, inputs.of_output),
+        ):
+            budget.view(-1, *budget.shape[2:])[heads] = _bound(sums, self.arithmetic, unit)
+        self.of_key, self.of_value = Sums(), Sums()
+
+    def finish(self, inputs: _Inputs) -> None:
+        """Turn the sums of the mask into bounds."""
         if self.mask_shape is None or self.budget.attn_mask is None:
             return
         of_mask = self.budget.attn_mask.view(self.mask_shape)
         for (b, h, row), sums in self.of_mask.items():
-            bound = _bound(sums, self.mask_arithmetic, unit)[0]
+            bound = _bound(sums, self.mask_arithmetic, inputs.unit)[0]
             of_mask[b, h, row : row + bound.shape[0]] = bound
 
-    def _kv(self, b: int, h: int) -> tuple[int, int]:
-        return (b if self.kv_batch > 1 else 0, h // self.group)
+
+def _by_owner(tensor: torch.Tensor, kv_batch: int, kv_heads: int) -> torch.Tensor:
+    """Return (batch, q_heads, ...) as (readers, owners, ...): all query heads that read one head of the key."""
+    batch, q_heads = tensor.shape[:2]
+    apart = tensor.view(kv_batch, batch // kv_batch, kv_heads, q_heads // kv_heads, *tensor.shape[2:])
+    return apart.permute(1, 3, 0, 2, 4, 5).reshape(-1, kv_batch * kv_heads, *tensor.shape[2:])
 
 
 def _check_gradients(call: Call, grad_output: torch.Tensor, grad_lse: torch.Tensor | None) -> None:
@@ -231,7 +258,11 @@ def _in_units(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
     return tensor / unit, unit
 
 
-def _blocks(q_len: int, k_len: int) -> list[slice]:
-    """Return slices that cover all query rows, each of about `BLOCK_ELEMENTS` slots of a head."""
+def _blocks(heads: int, q_len: int, k_len: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Yield slices of the heads, each with slices that cover its query rows, of about `HEADS_ELEMENTS` slots in all
+    where one head has fewer, else of `BLOCK_ELEMENTS`."""
+    together = max(1, HEADS_ELEMENTS // (q_len * k_len))
     size = max(1, min(q_len, BLOCK_ELEMENTS // k_len))
-    return [slice(start, start + size) for start in range(0, q_len, size)]
+    rows = [slice(start, start + size) for start in range(0, q_len, size)]
+    for first in range(0, heads, together):
+        yield slice(first, first + together), rows

@@ -1,12 +1,12 @@
 """What rounding does to the numbers a backward pass adds up: the weights and the gradients of the scores.
 
-Shapes: (1, rows, k_len) for a number a key, (1, rows, 1) for a number a row, float64 throughout. Names are those of
+Shapes: (heads, rows, k_len) for a number a key, (heads, rows, 1) for a number a row, float64 throughout. Names are those of
 the chapter "accuracy": p weights, a = dP = dO V^T, delta = sum_j p_j a_j, r = a - delta + grad_lse, dS = p r.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -25,7 +25,7 @@ TINY_WEIGHT = 2.0**-500  # its square is 0 in float64, so that such a weight is 
 
 @dataclass(frozen=True)
 class Terms:
-    """The numbers A that a sum adds up, and what is wrong with each; (1, rows, k_len).
+    """The numbers A that a sum adds up, and what is wrong with each; (heads, rows, k_len).
 
     value: A. work: random errors, squared. stored_square, stored_sum: roundings to the storage dtype, the sum of their
     squares, and their sum at the most. lost: what may become 0 on the way. shared: A times a relative error that is a
@@ -47,6 +47,10 @@ class Terms:
     of_z: torch.Tensor
     of_s: torch.Tensor
 
+    def of_head(self, head: int) -> Terms:
+        """Return the terms of one head, (1, rows, k_len)."""
+        return Terms(*(getattr(self, f.name)[head : head + 1] for f in fields(self)))
+
 
 @dataclass(frozen=True)
 class WeightErrors:
@@ -54,8 +58,8 @@ class WeightErrors:
 
     work, stored: random ones, in units of CONFIDENCE; largest: those of stored scores at the most; lse: that of the
     lse, in units of CONFIDENCE; shared: what else the lse and the exponential are off by; growth: exp of all of them
-    at the most, or of `LARGEST_SHIFT`; lost: the largest weight that an error beyond that may make. (1, rows, k_len),
-    but lse (1, rows, 1).
+    at the most, or of `LARGEST_SHIFT`; lost: the largest weight that an error beyond that may make. (heads, rows, k_len),
+    but lse (heads, rows, 1).
     """
 
     work: torch.Tensor
@@ -68,7 +72,7 @@ class WeightErrors:
 
     @classmethod
     def of(cls, rows: Rows, visible: torch.Tensor, ties: torch.Tensor) -> WeightErrors:
-        """Return the errors of P = exp(S - lse). visible: (1, rows, k_len) bool. ties: `score_ties(rows)`."""
+        """Return the errors of P = exp(S - lse). visible: (heads, rows, k_len) bool. ties: `score_ties(rows)`."""
         a = rows.arithmetic
         work, stored, largest = score_errors(rows)
         random, fixed = _lse_errors(rows, work, stored, largest, ties)
@@ -91,7 +95,7 @@ class WeightErrors:
 class Backward:
     """What comes back to a block of rows, in units that keep squares finite.
 
-    grad_output: (1, rows, value_dim); grad_lse: (1, rows, 1); value: (1, k_len, value_dim). unit: what dS is divided
+    grad_output: (heads, rows, value_dim); grad_lse: (heads, rows, 1); value: (heads, k_len, value_dim). unit: what dS is divided
     by.
     """
 
@@ -132,7 +136,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     """
     arithmetic, p = rows.arithmetic, rows.p
     u, w, dim = arithmetic.weights, arithmetic.work, backward.value.shape[-1]
-    a = backward.grad_output @ backward.value.mT  # (1, rows, k_len)
+    a = backward.grad_output @ backward.value.mT  # (heads, rows, k_len)
     delta = (p * a).sum(-1, keepdim=True)
     r = torch.where(p > 0, a - delta + backward.grad_lse, 0.0)
     ds = p * r
@@ -186,7 +190,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
 def _lse_errors(
     rows: Rows, work: torch.Tensor, stored: torch.Tensor, largest: torch.Tensor, ties: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the error of the lse: what is random, in units of CONFIDENCE, and the rest; (1, rows, 1).
+    """Return the error of the lse: what is random, in units of CONFIDENCE, and the rest; (heads, rows, 1).
 
     The terms are those of `lse_error`, which adds them up. Chapter "accuracy", equation (2).
     """
@@ -204,7 +208,7 @@ def _lse_errors(
 def _delta_errors(
     rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: Backward, a: torch.Tensor, norm2: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the error of delta = rowsum(dO o O): what is random, in units of CONFIDENCE, and the rest; (1, rows, 1).
+    """Return the error of delta = rowsum(dO o O): what is random, in units of CONFIDENCE, and the rest; (heads, rows, 1).
 
     It is the error of the output in the direction of dO, that of O's store, and that of the sum itself.
     """

@@ -15,7 +15,7 @@ FINISHING_ROUNDOFFS = 6  # of a sum before its store: the scale and log2(e) as c
 
 
 class Reduction(Protocol):
-    """A sum over terms (1, rows, k_len): the sum itself, and those of squares and magnitudes.
+    """A sum over terms (heads, rows, k_len): the sum itself, and those of squares and magnitudes.
 
     square takes terms that are squared already. row_square and row_absolute are for errors common to a row: what one
     row adds to one result is summed before its square or magnitude is taken.
@@ -42,7 +42,7 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True)
 class OverKeys:
-    """sum_j A_ij x_j, x: (1, k_len, dim); (1, rows, dim)."""
+    """sum_j A_ij x_j, x: (heads, k_len, dim); (heads, rows, dim)."""
 
     x: torch.Tensor
 
@@ -73,7 +73,7 @@ class OverKeys:
 
 @dataclass(frozen=True)
 class OverRows:
-    """sum_i A_ij x_i, x: (1, rows, dim); (1, k_len, dim). A key meets each row once."""
+    """sum_i A_ij x_i, x: (heads, rows, dim); (heads, k_len, dim). A key meets each row once."""
 
     x: torch.Tensor
 
@@ -104,7 +104,7 @@ class OverRows:
 
 @dataclass(frozen=True)
 class OverSlots:
-    """The sum over the slots that share one element of a mask: (1, 1 or rows, 1 or k_len)."""
+    """The sum over the slots that share one element of a mask: (heads, 1 or rows, 1 or k_len)."""
 
     rows_shared: bool
     keys_shared: bool
@@ -204,7 +204,7 @@ class Sums:
 
 
 def row_ties(rows: Rows) -> torch.Tensor:
-    """Return how many rows of a key share one weight, at the most and at least 1, (1, k_len, 1).
+    """Return how many rows of a key share one weight, at the most and at least 1, (heads, k_len, 1).
 
     Beyond `TIES_SAMPLE` rows it is counted in a sample of them, drawn by a fixed seed, and scaled up.
     """

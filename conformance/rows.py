@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from attnspec.reference.softmax import lse, softmax
 
 PATH_BLOCKS = 32  # points at which the partial sums of P V are known; between them they are bounded
+PATH_ELEMENTS = 2**16  # numbers at a time, so that a processor's cache holds them
 TIES_SAMPLE = 512  # keys in which equal scores are counted
 CANCELLED = 2.0**-50  # a difference of float64 numbers below this part of them is noise, and the part is its bound
 TIES_GAP = 2.0**-40  # scores nearer than this, relative to the largest, are equal: above the noise of float64
@@ -163,19 +164,21 @@ def partial_sums(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the range of the partial sums of P V, and sum_j p_j |v_j|, both (heads, rows, value_dim).
 
     The range is max - min over i of T_i = sum_{j <= i} p_j v_j, T_0 = 0: no sum over neighbouring keys is larger. T is
-    known at the ends of `PATH_BLOCKS` blocks; inside one it strays from the ends by at most half of what sum |p_j v_j|
-    has over |sum p_j v_j|.
+    known at the ends of `PATH_BLOCKS` blocks; inside one it strays from their mean by at most half of sum |p_j v_j|.
     """
     heads, count, k_len = rows.p.shape
     size = -(-k_len // PATH_BLOCKS)
     blocks = -(-k_len // size)
     p = F.pad(rows.p, (0, blocks * size - k_len)).view(heads, count, blocks, size).transpose(1, 2)
     v = F.pad(rows.v, (0, 0, 0, blocks * size - k_len)).view(heads, blocks, size, -1)
-    step = p @ v  # (heads, blocks, rows, value_dim)
-    mass = p @ v.abs()
-    after = step.cumsum(1)
-    before = after - step
-    slack = (mass - step.abs()) / 2
-    top = (torch.maximum(before, after) + slack).amax(1).clamp_min(0.0)
-    bottom = (torch.minimum(before, after) - slack).amin(1).clamp_max(0.0)
-    return top - bottom, mass.sum(1)
+    few = max(1, PATH_ELEMENTS // (heads * blocks * v.shape[-1]))  # rows at a time
+    paths, masses = zip(*(_path(part, v) for part in p.split(few, dim=2)), strict=True)
+    return torch.cat(paths, 1), torch.cat(masses, 1)
+
+
+def _path(p: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `partial_sums` does, of p (heads, blocks, rows, size) and v (heads, blocks, size, value_dim)."""
+    step, half = p @ v, p @ v.abs() / 2  # (heads, blocks, rows, value_dim)
+    middle = step.cumsum(1) - step / 2
+    top, bottom = (middle + half).amax(1).clamp_min(0.0), (middle - half).amin(1).clamp_max(0.0)
+    return top - bottom, 2 * half.sum(1)
