@@ -13,9 +13,11 @@ WIDTH = 118
 LABEL = 10
 
 
-def failure_screen(case: Case, found: Violation, rerun: list[str], looks_like: str | None = None) -> str:
+def failure_screen(
+    case: Case, found: Violation, rerun: list[str], looks_like: str | None = None, dialect: str | None = None
+) -> str:
     """Return the screen: the broken rule and its text, what was seen, the worst element, the pattern, how to see it
-    again."""
+    again. dialect: what a kernel declares that means to do what it looks like."""
     ran, case = case, found.case or case
     broken = rule(found.rule)
     others = [name for name in case.rules if name != broken.id]
@@ -26,6 +28,7 @@ def failure_screen(case: Case, found: Violation, rerun: list[str], looks_like: s
         *found.details,
         *((("drawn", ran.id),) if ran is not case else ()),
         *((("looks like", looks_like),) if looks_like else ()),
+        *((("if meant", f"declare {dialect} (chapter contract)"),) if dialect else ()),
         ("exercises", ", ".join(others) if others else "no other rule"),
         ("rerun", shlex.join([*rerun, "--case", case.id])),
     ]

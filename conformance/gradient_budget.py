@@ -80,8 +80,9 @@ def gradient_budget(
 @dataclass(frozen=True)
 class _Inputs:
     """The tensors of a backward pass, finite float64, keys and values for every query head and 0 where no row sees
-    them. Each begins with (readers, owners): an owner is a head of the key, of which there are kv_batch * kv_heads, and
-    its readers are the query heads that share it. place: b * q_heads + h. of_output: what grad_output is divided by; unit: what dS is."""
+    them. Each begins with (readers, owners): an owner is a head of the key, of which there are kv_batch * kv_heads,
+    and its readers are the query heads that share it. place: b * q_heads + h. of_output: what grad_output is divided
+    by; unit: what dS is."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -183,16 +184,16 @@ class _Gradients:
         self.of_value.add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
         if self.mask_shape is not None:
             for i, place in enumerate(inputs.place[reader, heads].tolist()):
-                self.add_to_mask(of_scores.of_head(i), *divmod(place, self.q_heads), part.start, ties[i], equal_rows[i])
+                b, h = divmod(place, self.q_heads)
+                most = torch.maximum(ties[i].amax(), equal_rows[i].amax())
+                self.add_to_mask(of_scores.of_head(i), b, h, part.start, most)
 
-    def add_to_mask(
-        self, terms: Terms, b: int, h: int, row: int, ties: torch.Tensor, equal_rows: torch.Tensor
-    ) -> None:
+    def add_to_mask(self, terms: Terms, b: int, h: int, row: int, ties: torch.Tensor) -> None:
         """Take in some query rows of one head for the gradient of the mask."""
         assert self.mask_shape is not None, "an additive mask"
         shared = [size == 1 for size in self.mask_shape]
         where = (0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else row)
-        self.of_mask[where].add(terms, OverSlots(shared[2], shared[3]), torch.maximum(ties.amax(), equal_rows.amax()))
+        self.of_mask[where].add(terms, OverSlots(shared[2], shared[3]), ties)
 
     def end_head(self) -> None:
         """Say that one query head of each owner is complete."""

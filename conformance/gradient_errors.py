@@ -1,7 +1,7 @@
 """What rounding does to the numbers a backward pass adds up: the weights and the gradients of the scores.
 
-Shapes: (heads, rows, k_len) for a number a key, (heads, rows, 1) for a number a row, float64 throughout. Names are those of
-the chapter "accuracy": p weights, a = dP = dO V^T, delta = sum_j p_j a_j, r = a - delta + grad_lse, dS = p r.
+Shapes: (heads, rows, k_len) for a number a key, (heads, rows, 1) for a number a row, float64 throughout. Names are
+those of the chapter "accuracy": p weights, a = dP = dO V^T, delta = sum_j p_j a_j, r = a - delta + grad_lse, dS = p r.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class WeightErrors:
 
     work, stored: random ones, in units of CONFIDENCE; largest: those of stored scores at the most; lse: that of the
     lse, in units of CONFIDENCE; shared: what else the lse and the exponential are off by; growth: exp of all of them
-    at the most, or of `LARGEST_SHIFT`; lost: the largest weight that an error beyond that may make. (heads, rows, k_len),
-    but lse (heads, rows, 1).
+    at the most, or of `LARGEST_SHIFT`; lost: the largest weight that an error beyond that may make. Each is (heads,
+    rows, k_len), but lse (heads, rows, 1).
     """
 
     work: torch.Tensor
@@ -95,8 +95,8 @@ class WeightErrors:
 class Backward:
     """What comes back to a block of rows, in units that keep squares finite.
 
-    grad_output: (heads, rows, value_dim); grad_lse: (heads, rows, 1); value: (heads, k_len, value_dim). unit: what dS is divided
-    by.
+    grad_output: (heads, rows, value_dim); grad_lse: (heads, rows, 1); value: (heads, k_len, value_dim). unit: what dS
+    is divided by.
     """
 
     grad_output: torch.Tensor
@@ -208,7 +208,8 @@ def _lse_errors(
 def _delta_errors(
     rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: Backward, a: torch.Tensor, norm2: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the error of delta = rowsum(dO o O): what is random, in units of CONFIDENCE, and the rest; (heads, rows, 1).
+    """Return the error of delta = rowsum(dO o O): what is random, in units of CONFIDENCE, and the rest; each (heads,
+    rows, 1).
 
     It is the error of the output in the direction of dO, that of O's store, and that of the sum itself.
     """

@@ -160,10 +160,11 @@ class CaseItem(pytest.Item):
             with time_limit(self.config, self.config.getoption("--attn-timeout")):  # it runs the kernel again
                 case = excinfo.value.case or self.case
                 diagnosis = diagnose(self.config.stash[kernel_key], case)
+            dialect = diagnosis.dialect if diagnosis else None
             if diagnosis is not None:
                 rule = diagnosis.rule(case.problem)
                 self.looks_like = diagnosis.line + (f" ({rule})" if rule != excinfo.value.rule else "")
-            return failure_screen(self.case, excinfo.value, rerun_command(self.config), self.looks_like)
+            return failure_screen(self.case, excinfo.value, rerun_command(self.config), self.looks_like, dialect)
         if isinstance(excinfo.value, InputError | NotSupported):
             return str(excinfo.value)
         last = traceback.format_exception(excinfo.value, limit=-SHOWN_FRAMES)

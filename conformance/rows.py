@@ -172,7 +172,7 @@ def partial_sums(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     p = F.pad(rows.p, (0, blocks * size - k_len)).view(heads, count, blocks, size).transpose(1, 2)
     v = F.pad(rows.v, (0, 0, 0, blocks * size - k_len)).view(heads, blocks, size, -1)
     few = max(1, PATH_ELEMENTS // (heads * blocks * v.shape[-1]))  # rows at a time
-    paths, masses = zip(*(_path(part, v) for part in p.split(few, dim=2)), strict=True)
+    paths, masses = zip(*(_path(part, v) for part in torch.split(p, few, dim=2)), strict=True)
     return torch.cat(paths, 1), torch.cat(masses, 1)
 
 

@@ -347,6 +347,21 @@ def test_a_declared_corner_is_the_right_one() -> None:
     assert names(diagnose(kernel, case)) == ("causal-sees-next-key",)
 
 
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [("causal-other-corner", "causal_alignment, by --causal-alignment"), ("causal-sees-next-key", None)],
+)
+def test_a_mistake_that_is_a_dialect_says_what_to_declare(name: str, dialect: str | None) -> None:
+    kernel = mistaken(BY_NAME[name], "float32")
+    found = diagnose(kernel, failing(kernel))
+    assert found is not None
+    assert found.dialect == dialect
+
+
+def test_dialects_are_mistakes_of_the_catalogue() -> None:
+    assert set(diagnosis.DIALECTS) <= set(BY_NAME)
+
+
 def test_steps_are_all_replaceable() -> None:
     replaced = {
         f.name for m in CATALOGUE for f in fields(Steps) if getattr(m.steps, f.name) != getattr(Steps(), f.name)

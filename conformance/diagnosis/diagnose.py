@@ -33,6 +33,12 @@ PATIENCE = 4.0  # seconds of fruitless search, after which only what was found b
 CHECKS = 3  # problems that a diagnosis is held against before it is given
 FINELY_APART = 1e-4  # the same, where a lack of precision is among the candidates
 MOST_NAMES = 3  # that a diagnosis gives; more is no diagnosis
+DIALECTS = {  # what a kernel that means a mistake declares instead, by the mistake's name
+    "causal-other-corner": "causal_alignment, by --causal-alignment",
+    "lse-base-2": "lse_base, in its capabilities",
+    "scores-in-bfloat16": "accuracy eager, by --accuracy",
+    "scores-in-float16": "accuracy eager, by --accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,11 @@ class Diagnosis:
         more = f"; or {', or '.join(others)}" if others else ""
         less = f"; but not in {self.but_not}" if self.but_not else ""
         return f"{first}: {self.mistakes[0].sentence}{form}{more}{less}"
+
+    @property
+    def dialect(self) -> str | None:
+        """What a kernel that means its first mistake declares instead, None where the spec has no such dialect."""
+        return DIALECTS.get(self.names[0])
 
     def rule(self, problem: Problem) -> str:
         """The id of the rule that the first mistake breaks in a problem."""
