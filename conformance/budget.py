@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from attnspec.conformance.row_errors import lse_error, output_error
 from attnspec.conformance.rows import PATH_BLOCKS, Arithmetic, Rows, score_ties
@@ -69,14 +70,16 @@ def error_budget(
         )
     for b in range(batch):
         query, key, value = (_head_tensor(x, b, q_heads) for x in (call.query, call.key, call.value))
-        bias = _bias(call.attn_mask, shape, b)
+        bias, seen = _bias(call.attn_mask, shape, b), visible[b]
+        if call.sinks is not None:
+            key, value, bias, seen = sinks_as_keys(key, value, bias, seen, call.sinks)
         for heads, rows in _blocks(q_heads, q_len, k_len + 2 * PATH_BLOCKS * value_dim):
             block = Rows.of(
                 query[heads, rows],
                 key[heads],
                 value[heads],
                 None if bias is None else bias[heads, rows],
-                visible[b, heads, rows],
+                seen[heads, rows],
                 scale,
                 arithmetic,
             )
@@ -114,6 +117,21 @@ def arithmetic_of(fmt: Format, accuracy: str = "fused", store: bool = True) -> A
         flushed=work.smallest_normal,
         tiny=fmt.smallest_subnormal / 2 if gradual else output.smallest_normal,
     )
+
+
+def sinks_as_keys(
+    key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return key, value, bias and visible set with one more key, the last, whose score is the sink and whose value 0.
+
+    key, value: (..., q_heads, k_len, dim); bias, visible: (..., q_heads, q_len, k_len); sinks: (q_heads,), -inf for
+    none. Rule: `sinks.weight`.
+    """
+    column = sinks.double()[:, None, None].expand(*visible.shape[:-1], 1)
+    bias = torch.zeros(visible.shape, dtype=torch.float64) if bias is None else bias
+    key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
+    finite = torch.where(column.isfinite(), column, 0.0)
+    return key, value, torch.cat([bias, finite], -1), torch.cat([visible, column != -torch.inf], -1)
 
 
 def _head_tensor(tensor: torch.Tensor, b: int, q_heads: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 from attnspec.conformance.case import Case, Draw, Ran
 from attnspec.conformance.domains import domain_named
-from attnspec.conformance.problems import backward, dropout, forward, lengths, regimes
+from attnspec.conformance.problems import backward, dropout, forward, lengths, regimes, sinks
 from attnspec.golden.cases import CASES, golden_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
@@ -179,6 +179,9 @@ CHECKS = (
     Check("absent_keys_reach_no_gradient", "gradients", "law", ("key-lengths.absent",), backward.absent),
     Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, backward.plain),
     Check("gradients_repeat_bit_for_bit", "gradients", "contract", REPEATS, backward.plain),
+    Check("sinks_of_minus_infinity_are_none", "sinks", "law", ("sinks.any-size",), sinks.plain),
+    Check("sinks_take_their_closed_form", "sinks", "law", ("sinks.weight",), sinks.plain),
+    Check("sinks_of_another_shape_are_refused", "sinks", "contract", ("sinks.shape",), sinks.refusable),
     Check("kept_weights_are_scaled_up_and_others_0", "dropout", "law", KEPT, dropout.calls),
     Check("output_is_that_of_the_kept_weights", "dropout", "law", KEPT[::-1], dropout.calls),
     Check("lse_knows_nothing_of_dropout", "dropout", "law", ("dropout.lse",), dropout.plain, return_lse=True),
@@ -202,7 +205,12 @@ def problem_set(source: Callable[[str], Iterator[Problem]]) -> tuple[Problem, ..
     return tuple(source("full"))
 
 
-WORDS = {"grad": "grad", "key_lengths": "lengths", "dropout": "dropout"}  # field of a problem: its word in a case
+WORDS = {  # field of a problem: its word in a case
+    "grad": "grad",
+    "key_lengths": "lengths",
+    "sinks": "sinks",
+    "dropout": "dropout",
+}
 
 
 def words_of(problem: Problem) -> frozenset[str]:

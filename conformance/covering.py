@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, dict[str, object]]] = {  # option: value: fields of
         )
     },
     "causal": {"none": {"causal": None}, "causal": {"causal": "upper_left"}},
+    "sinks": {"none": {"sinks": None}, "sinks": {"sinks": "normal"}},
     "scale": {str(scale): {"scale": scale} for scale in (None, -0.7, 0.0, 3.0)},
     "scores": {str(scores): {"scores": scores} for scores in (1.0, 8.0, 0.125)},
     "values": {kind: {"values": kind} for kind in ("normal", "uniform", "spiky", "sign_sorted")},
@@ -114,7 +115,7 @@ def fallbacks(problem: Problem) -> Iterator[Problem]:
     yield problem
     row = row_of(problem)
     changes = []
-    for option in ("dims", "batch", "heads", "mask", "causal", "scale", "dtype"):
+    for option in ("sinks", "dims", "batch", "heads", "mask", "causal", "scale", "dtype"):
         first = next(iter(OPTIONS[option]))
         if row.get(option) != first:
             changes.append(OPTIONS[option][first])

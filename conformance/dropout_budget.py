@@ -98,6 +98,7 @@ def rows_apart(call: Call, keep: torch.Tensor, causal_alignment: str) -> Call:
         key=key.repeat_interleave(q_len, dim=1),
         value=scaled.to(call.value.dtype).reshape(batch, heads * q_len, k_len, -1),
         attn_mask=mask.reshape(batch, heads * q_len, 1, k_len),
+        sinks=None if call.sinks is None else call.sinks.repeat_interleave(q_len),
         scale=call.scale,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of
+from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, sinks_as_keys
 from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, weight_terms
 from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
@@ -31,14 +31,15 @@ LARGEST = torch.finfo(torch.float64).max
 class GradientBudget:
     """The largest errors the gradients of an honest kernel may have, float64, each of the shape of its input.
 
-    attn_mask is None where the call has no mask or a bool one. All are finite and not negative, whatever the inputs
-    hold.
+    attn_mask is None where the call has no mask or a bool one, sinks where it has none. All are finite and not
+    negative, whatever the inputs hold.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     attn_mask: torch.Tensor | None
+    sinks: torch.Tensor | None
 
 
 def gradient_budget(
@@ -49,7 +50,7 @@ def gradient_budget(
     causal_alignment: str = "upper_left",
     accuracy: str = "fused",
 ) -> GradientBudget:
-    """Return the budget of each element of the gradients of query, key, value and an additive attn_mask.
+    """Return the budget of each element of the gradients of query, key, value, an additive attn_mask and sinks.
 
     call: any dtype of the spec. grad_output: (batch, q_heads, q_len, value_dim), what arrives at the output; grad_lse:
     (batch, q_heads, q_len), what arrives at the lse, None for 0. accuracy: `fused`, `eager` or `exact`. Elements that
@@ -80,8 +81,9 @@ def gradient_budget(
 @dataclass(frozen=True)
 class _Inputs:
     """The tensors of a backward pass, finite float64, keys and values for every query head and 0 where no row sees
-    them. Each begins with (readers, owners): an owner is a head of the key, of which there are kv_batch * kv_heads,
-    and its readers are the query heads that share it. place: b * q_heads + h. of_output: what grad_output is divided
+    them; with sinks, the last key is that of the sink. Each begins with (readers, owners): an owner is a head of the
+    key, of which there are kv_batch * kv_heads, and its readers are the query heads that share it. place: b * q_heads
+    + h. of_output: what grad_output is divided
     by; unit: what dS is."""
 
     query: torch.Tensor
@@ -116,6 +118,8 @@ class _Inputs:
         grad_output, of_output = _in_units(_finite(grad_output))
         grad_lse = torch.zeros(call.query.shape[:3]) if grad_lse is None else grad_lse
         bias = None if mask is None else _finite(masks.bias((batch, q_heads, q_len, k_len), mask))
+        if call.sinks is not None:
+            key, value, bias, visible = sinks_as_keys(key, value, bias, visible, call.sinks)
 
         def by_owner(tensor: torch.Tensor) -> torch.Tensor:
             return _by_owner(tensor, call.key.shape[0], call.key.shape[1])
@@ -154,7 +158,7 @@ class _Gradients:
 
     def __init__(self, call: Call, mask: torch.Tensor | None, arithmetic: Arithmetic) -> None:
         self.arithmetic = arithmetic
-        self.q_heads = call.query.shape[1]
+        self.q_heads, self.k_len = call.query.shape[1], call.key.shape[2]
         self.mask_shape = None if mask is None else (1,) * (4 - mask.ndim) + tuple(mask.shape)
         self.mask_arithmetic = arithmetic if mask is None else _stored_as(arithmetic, mask.dtype)
         nothing = {
@@ -164,9 +168,14 @@ class _Gradients:
         of_mask = None
         if mask is not None:
             of_mask = torch.full(mask.shape, self.mask_arithmetic.tiny, dtype=torch.float64)
-        self.budget = GradientBudget(**nothing, attn_mask=of_mask)
+        of_sinks = None
+        if call.sinks is not None:
+            self.sinks_arithmetic = _stored_as(arithmetic, call.sinks.dtype)
+            of_sinks = torch.full(call.sinks.shape, self.sinks_arithmetic.tiny, dtype=torch.float64)
+        self.budget = GradientBudget(**nothing, attn_mask=of_mask, sinks=of_sinks)
         self.of_key, self.of_value = Sums(), Sums()  # of the owners at hand
         self.of_mask: defaultdict[tuple[int, int, int], Sums] = defaultdict(Sums)
+        self.of_sinks: defaultdict[int, Sums] = defaultdict(Sums)
 
     def add(self, inputs: _Inputs, reader: int, heads: slice, part: slice) -> None:
         """Take in some query rows of some heads."""
@@ -182,11 +191,13 @@ class _Gradients:
         )
         self.of_key.add(of_scores, OverRows(inputs.scale * inputs.query[reader, heads, part]), equal_rows)
         self.of_value.add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
-        if self.mask_shape is not None:
-            for i, place in enumerate(inputs.place[reader, heads].tolist()):
-                b, h = divmod(place, self.q_heads)
-                most = torch.maximum(ties[i].amax(), equal_rows[i].amax())
-                self.add_to_mask(of_scores.of_head(i), b, h, part.start, most)
+        for i, place in enumerate(inputs.place[reader, heads].tolist()):
+            b, h = divmod(place, self.q_heads)
+            most = torch.maximum(ties[i].amax(), equal_rows[i].amax())
+            if self.mask_shape is not None:
+                self.add_to_mask(of_scores.of_head(i, slice(self.k_len)), b, h, part.start, most)
+            if self.budget.sinks is not None:
+                self.of_sinks[h].add(of_scores.of_head(i, slice(self.k_len, None)), OverSlots(True, True), most)
 
     def add_to_mask(self, terms: Terms, b: int, h: int, row: int, ties: torch.Tensor) -> None:
         """Take in some query rows of one head for the gradient of the mask."""
@@ -206,11 +217,14 @@ class _Gradients:
             (self.budget.key, self.of_key, inputs.unit),
             (self.budget.value, self.of_value, inputs.of_output),
         ):
-            budget.view(-1, *budget.shape[2:])[heads] = _bound(sums, self.arithmetic, unit)
+            budget.view(-1, *budget.shape[2:])[heads] = _bound(sums, self.arithmetic, unit)[:, : self.k_len]
         self.of_key, self.of_value = Sums(), Sums()
 
     def finish(self, inputs: _Inputs) -> None:
-        """Turn the sums of the mask into bounds."""
+        """Turn the sums of the mask and of the sinks into bounds."""
+        if self.budget.sinks is not None:
+            for h, sums in self.of_sinks.items():
+                self.budget.sinks[h] = _bound(sums, self.sinks_arithmetic, inputs.unit).squeeze()
         if self.mask_shape is None or self.budget.attn_mask is None:
             return
         of_mask = self.budget.attn_mask.view(self.mask_shape)

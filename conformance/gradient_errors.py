@@ -47,9 +47,9 @@ class Terms:
     of_z: torch.Tensor
     of_s: torch.Tensor
 
-    def of_head(self, head: int) -> Terms:
-        """Return the terms of one head, (1, rows, k_len)."""
-        return Terms(*(getattr(self, f.name)[head : head + 1] for f in fields(self)))
+    def of_head(self, head: int, keys: slice) -> Terms:
+        """Return the terms of one head and some keys, (1, rows, keys)."""
+        return Terms(*(getattr(self, f.name)[head : head + 1, :, keys] for f in fields(self)))
 
 
 @dataclass(frozen=True)

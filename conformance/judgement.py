@@ -63,6 +63,8 @@ def _violation(
     only_empty = not bool((found.wrong & ~(empty if name == "lse" else empty[..., None])).any())
     if problem.k_len == 0:
         rule = "attention.zero-length"
+    elif only_empty and problem.sinks:
+        rule = "sinks.empty-row" if name == "output" else "sinks.lse"
     elif only_empty:
         rule = "mask.fully-masked-row" if name == "output" else "softmax.lse-empty-row"
     elif found.nan_appeared:
@@ -104,16 +106,24 @@ def twice_if_double(problem: Problem, budget: torch.Tensor) -> torch.Tensor:
     return 2 * budget if problem.dtype == FLOAT64.name else budget
 
 
-GRADIENT_RULES = {"query": "backward.query", "key": "backward.key", "value": "backward.value"}
+GRADIENT_RULES = {
+    "query": "backward.query",
+    "key": "backward.key",
+    "value": "backward.value",
+    "attn_mask": "backward.bias",
+    "sinks": "sinks.gradient",
+}
 
 
 def _gradient_violation(name: str, found: Comparison, problem: Problem, call: Call) -> Violation:
-    rule = GRADIENT_RULES.get(name, "backward.bias")
+    rule = GRADIENT_RULES[name]
     if name == "query" and not bool((found.wrong & ~empty_rows(problem, call)[..., None]).any()):
         rule = "backward.empty-row"
     axes: tuple[str, ...] = ("batch", "head", "row" if name == "query" else "key", "column")
     if name == "attn_mask":
         axes = ("batch", "head", "row", "key")[4 - found.truth.ndim :]
+    elif name == "sinks":
+        axes = ("head",)
     times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"
     what = "holds NaN where a number is right" if found.nan_appeared else f"is {times}"
     details = found.details(f"grad_{name}", axes)

@@ -194,8 +194,8 @@ def well_formed(returned: object, call: Call) -> Result:
 
 
 def differentiable(call: Call) -> dict[str, torch.Tensor]:
-    """Return the tensors of a call that have a gradient, by name: query, key, value, and an additive mask."""
-    names = ("query", "key", "value", "attn_mask")
+    """Return the tensors of a call that have a gradient, by name: query, key, value, an additive mask and sinks."""
+    names = Gradients._fields
     given = {name: getattr(call, name) for name in names}
     return {name: x for name, x in given.items() if x is not None and x.dtype.is_floating_point}
 

@@ -17,8 +17,8 @@ from attnspec.spec.errors import InputError
 
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
-OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "return_lse", "dropout_p")
-ASKED_BY_NAME = ("return_lse", "key_lengths", "dropout_p")  # what inference code does without: not of `**kwargs`
+OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "sinks", "return_lse", "dropout_p")
+ASKED_BY_NAME = ("return_lse", "key_lengths", "sinks", "dropout_p")  # not of `**kwargs`: inference code does without
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
     "dropout": "dropout_p",
@@ -27,6 +27,9 @@ MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mas
     "return_softmax_lse": "return_lse",
     "cache_seqlens": "key_lengths",
     "seqlen_k": "key_lengths",
+    "sink": "sinks",
+    "learnable_sink": "sinks",
+    "s_aux": "sinks",
 }
 TRIED = (
     "value_dim",

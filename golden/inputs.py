@@ -22,6 +22,7 @@ Array = npt.NDArray[np.float64]
 
 HIDDEN_SHARE = 0.3  # of the slots of a random mask
 RAMP = 60.0  # of growing scores: beyond float16's range of exp, within float32's
+SINK_SHIFT = {"normal": 0.0, "high": 30.0, "low": -30.0}
 FINITE_BIAS = {"low": -30000.0, "sentinel": -1e9, "low_rows": -np.inf}  # clamped to the lowest number
 
 
@@ -44,6 +45,7 @@ def make_call(problem: Problem) -> Call:
         scale=p.scale,
         enable_gqa=p.q_heads != p.kv_heads,
         key_lengths=_key_lengths(draw, p),
+        sinks=_sinks(draw, p, fmt),
         grad_output=_grad_output(draw, p, fmt),
         grad_lse=_grad_lse(draw, p, fmt),
     )
@@ -134,6 +136,14 @@ def _key_lengths(draw: Source, p: Problem) -> torch.Tensor | None:
     if p.key_lengths == "zero" and p.batch:
         lengths[0] = 0
     return torch.from_numpy(lengths.astype(np.int32))
+
+
+def _sinks(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
+    """Return the sinks of the heads, (q_heads,), or None: normal numbers times 2 about the shift of the scores, 30
+    above it (high) or 30 below (low)."""
+    if p.sinks is None:
+        return None
+    return to_tensor(draw.normal("sinks", (p.q_heads,)) * 2 + p.shift + SINK_SHIFT[p.sinks], fmt)
 
 
 def _grad_output(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:

@@ -149,7 +149,7 @@ def make(case: GoldenCase) -> Files:
 def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
     """Return the tensors that are stored of a problem, by name."""
     call = make_call(problem)
-    given = {name: getattr(call, name) for name in ("query", "key", "value", "attn_mask", "key_lengths")}
+    given = {name: getattr(call, name) for name in ("query", "key", "value", "attn_mask", "key_lengths", "sinks")}
     given |= {"grad_output": call.grad_output, "grad_lse": call.grad_lse}
     true = {name: torch.from_numpy(array + 0.0) for name, array in truth(call, problem.causal).items()}  # -0 + 0 is +0
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None} | true
@@ -167,6 +167,7 @@ def truth(call: Call, causal: str | None) -> dict[str, npt.NDArray[np.float64]]:
         "scale": call.scale,
         "enable_gqa": call.enable_gqa,
         "key_lengths": None if call.key_lengths is None else call.key_lengths.numpy(),
+        "sinks": None if call.sinks is None else numbers(call.sinks),
     }
     exact = attention(*tensors, **options)
     found = {"output": exact.output, "lse": exact.lse}

@@ -136,6 +136,7 @@ def read(entry: Entry, folder: Path) -> Golden:
         scale=problem.scale,
         enable_gqa=problem.q_heads != problem.kv_heads,
         key_lengths=tensors.get("key_lengths"),
+        sinks=tensors.get("sinks"),
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),
     )
@@ -177,6 +178,8 @@ def shapes_of(p: Problem) -> Shapes:
         shapes["attn_mask"] = (dtype, tuple(sizes[letter] for letter in p.mask.shape))
     if p.key_lengths:
         shapes["key_lengths"] = ("int32", (p.batch,))
+    if p.sinks:
+        shapes["sinks"] = (p.dtype, (p.q_heads,))
     if p.grad:
         shapes |= gradient_shapes_of(p, shapes)
     return shapes

@@ -16,8 +16,8 @@ from attnspec.spec.capabilities import FEATURES, Capabilities
 
 
 class Flash(torch.autograd.Function):
-    """`attnspec.reference.flash` as one operation with a gradient: query, key, value, attn_mask and the options give
-    output and lse. The lse has a gradient too."""
+    """`attnspec.reference.flash` as one operation with a gradient: query, key, value, attn_mask, sinks and the options
+    give output and lse. The lse has a gradient too."""
 
     @staticmethod
     def forward(
@@ -26,26 +26,26 @@ class Flash(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         attn_mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
         options: dict[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output in the query's dtype, and the lse."""
-        result = flash_attention(query, key, value, attn_mask=attn_mask, weights=query.dtype, **options)
+        result = flash_attention(query, key, value, attn_mask=attn_mask, sinks=sinks, weights=query.dtype, **options)
         assert result.lse is not None  # flash_attention always gives it
         output = result.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, attn_mask, output, result.lse)
+        ctx.save_for_backward(query, key, value, attn_mask, sinks, output, result.lse)
         ctx.options = options
         return output, result.lse
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of query, key, value and an additive mask, each in its argument's dtype."""
-        query, key, value, attn_mask, output, lse = ctx.saved_tensors
-        grad_output, grad_lse = grads
+        """Return the gradients of query, key, value, an additive mask and sinks, each in its argument's dtype."""
+        query, key, value, attn_mask, sinks, output, lse = ctx.saved_tensors
         found = flash_backward(
-            query, key, value, output, lse, grad_output, grad_lse=grad_lse, attn_mask=attn_mask, **ctx.options
+            query, key, value, output, lse, grads[0], grad_lse=grads[1], attn_mask=attn_mask, sinks=sinks, **ctx.options
         )
-        grad_mask = None if found.attn_mask is None else found.attn_mask.to(attn_mask.dtype)
-        return found.query.to(query.dtype), found.key.to(key.dtype), found.value.to(value.dtype), grad_mask, None
+        given = (query, key, value, attn_mask, sinks)
+        return *(None if g is None else g.to(x.dtype) for g, x in zip(found, given, strict=True)), None
 
 
 class Tiled:
@@ -68,6 +68,7 @@ class Tiled:
         scale: float | None = None,
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention computed in tiles, and the lse where asked for.
@@ -85,7 +86,7 @@ class Tiled:
             "tile": self.tile,
             "accumulate": torch.float64 if query.dtype == torch.float64 else torch.float32,
         }
-        output, lse = Flash.apply(query, key, value, attn_mask, options)  # type: ignore[no-untyped-call]
+        output, lse = Flash.apply(query, key, value, attn_mask, sinks, options)  # type: ignore[no-untyped-call]
         return (output, lse) if return_lse else output
 
 

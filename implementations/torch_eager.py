@@ -31,19 +31,21 @@ class TorchEager:
         scale: float | None = None,
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return softmax(Q K^T * scale + bias) V over the visible keys, and the lse where asked for.
 
         Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
-        and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not fit.
-        key_lengths: (batch,), int32 or int64; keys from there on are not read. dropout_p: each weight is dropped with
-        this probability, drawn from torch's own generator. Rules: `attention.output`, `mask.fully-masked-row`,
-        `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `dropout.inverted`, `dropout.on-weights`. Source:
-        Vaswani et al. 2017, equation 1; Srivastava et al. 2014, section 10.
+        and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not
+        fit. key_lengths: (batch,), int32 or int64; keys from there on are not read. dropout_p: each weight is dropped
+        with this probability, drawn from torch's own generator. Rules: `attention.output`, `mask.fully-masked-row`,
+        `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `sinks.weight`, `dropout.inverted`,
+        `dropout.on-weights`. Source: Vaswani et al. 2017, equation 1; Srivastava et al. 2014, section 10.
         """
         check_call(query, key, value, attn_mask, enable_gqa, key_lengths)
         check_dropout(dropout_p)
+        check_sinks(sinks, query.shape[1])
         if key_lengths is not None:
             absent = past_the_end(key_lengths, key.shape[2])  # (batch, k_len)
             key = key.masked_fill(absent[:, None, :, None], 0.0)  # (batch, kv_heads, k_len, head_dim)
@@ -55,7 +57,10 @@ class TorchEager:
         scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
         scores = masked(scores, attn_mask, is_causal, key_lengths)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
-        weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, k_len)
+        if sinks is not None:
+            column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, column], -1)  # (batch, q_heads, q_len, k_len + 1)
+        weights = torch.softmax(scores, -1)[..., : key.shape[2]].masked_fill(empty, 0.0)
         if dropout_p > 0:
             weights = dropped(weights, dropout_p)
         output = (weights @ value).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, value_dim)
@@ -147,6 +152,12 @@ def check_dropout(dropout_p: float) -> None:
     """Raise InputError where dropout_p is no probability. Rule: `dropout.range`."""
     if not 0 <= dropout_p <= 1:
         raise InputError(f"dropout_p is {dropout_p}: use a probability from 0 to 1")
+
+
+def check_sinks(sinks: torch.Tensor | None, q_heads: int) -> None:
+    """Raise InputError unless sinks is None or one floating number a query head. Rule: `sinks.shape`."""
+    if sinks is not None and (sinks.shape != (q_heads,) or not sinks.dtype.is_floating_point):
+        raise InputError(f"sinks {sinks.dtype} {tuple(sinks.shape)}: use one floating number a head, ({q_heads},)")
 
 
 def check_lengths(key_lengths: torch.Tensor, batch: int, k_len: int) -> None:

@@ -7,6 +7,7 @@ import math
 import torch
 
 from attnspec.reference import dropout, grouped_heads, lengths, masks
+from attnspec.reference.sinks import as_scores
 from attnspec.reference.softmax import lse, softmax
 from attnspec.spec.call import Call, Result
 from attnspec.spec.errors import InputError
@@ -23,6 +24,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Result:
@@ -31,12 +33,13 @@ def attention(
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), of any floating dtype; a key and value batch of 1 serves every query batch. attn_mask: bool or
     additive, of a shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim).
-    key_lengths: (batch,), int32 or int64, how many keys of each batch element exist; None is all. dropout_p: the
-    probability that a weight is dropped; keep: which are kept, bool (batch, q_heads, q_len, k_len), needed where
-    dropout_p is not 0. Returns output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights
-    (batch, q_heads, q_len, k_len), after dropout. Raises InputError where shapes or dtypes do not fit, or a length or
-    dropout_p is out of range. Rules: `attention.output`, `attention.scale-default`, `attention.scale-explicit`,
-    `key-lengths.absent`, `dropout.on-weights`, `dropout.lse`. Source: Vaswani et al. 2017, equation 1.
+    key_lengths: (batch,), int32 or int64, how many keys of each batch element exist; None is all. sinks: (q_heads,), a
+    score of each head that joins every row's softmax; None is none. dropout_p: the probability that a weight is
+    dropped; keep: which are kept, bool (batch, q_heads, q_len, k_len), needed where dropout_p is not 0. Returns output
+    (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len), after
+    dropout. Raises InputError where shapes or dtypes do not fit, or a length or dropout_p is out of range. Rules:
+    `attention.output`, `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`, `sinks.weight`,
+    `dropout.on-weights`, `dropout.lse`. Source: Vaswani et al. 2017, equation 1.
     """
     check_inputs(query, key, value, enable_gqa)
     if key_lengths is not None:
@@ -50,13 +53,14 @@ def attention(
     shape = (scores.shape[0], scores.shape[1], scores.shape[2], scores.shape[3])
     scores = scores + masks.bias(shape, attn_mask)
     visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
-    weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
+    sink = None if sinks is None else as_scores(sinks, shape[1])  # (q_heads, 1)
+    weights = softmax(scores, visible, sink)  # (batch, q_heads, q_len, k_len)
     if dropout_p != 0:
         if keep is None:
             raise InputError(f"dropout_p is {dropout_p} and keep is None: give the mask that was drawn")
         weights = dropout.apply(weights, keep, dropout_p)
     output = weights @ value  # (batch, q_heads, q_len, value_dim)
-    return Result(output=output, lse=lse(scores, visible), weights=weights)
+    return Result(output=output, lse=lse(scores, visible, sink), weights=weights)
 
 
 def answer(call: Call, causal_alignment: str = "upper_left", keep: torch.Tensor | None = None) -> Result:
@@ -72,6 +76,7 @@ def answer(call: Call, causal_alignment: str = "upper_left", keep: torch.Tensor 
         scale=call.scale,
         enable_gqa=call.enable_gqa,
         key_lengths=call.key_lengths,
+        sinks=call.sinks,
         dropout_p=call.dropout_p,
         keep=keep,
     )

@@ -8,7 +8,9 @@ import torch
 
 from attnspec.reference import dropout, grouped_heads, lengths, masks
 from attnspec.reference.attention import check_inputs
-from attnspec.reference.softmax import softmax
+from attnspec.reference.sinks import as_scores
+from attnspec.reference.sinks import backward as sinks_backward
+from attnspec.reference.softmax import lse, softmax
 from attnspec.spec.call import Call, Gradients
 from attnspec.spec.errors import InputError
 
@@ -26,10 +28,11 @@ def backward(
     scale: float | None = None,
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Gradients:
-    """Return the gradients of a loss with respect to query, key, value and an additive attn_mask, all in float64.
+    """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, all in float64.
 
     query to value and attn_mask to key_lengths are those of `attnspec.reference.attention.attention`. grad_output:
     gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
@@ -54,13 +57,16 @@ def backward(
 
     scores = scale * (queries @ keys.transpose(-1, -2)) + masks.bias(shape, attn_mask)
     visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
-    weights = softmax(scores, visible)  # (batch, q_heads, q_len, k_len)
+    sink = None if sinks is None else as_scores(sinks, shape[1])  # (q_heads, 1)
+    weights = softmax(scores, visible, sink)  # (batch, q_heads, q_len, k_len)
 
     grad_weights = grad_output @ values.transpose(-1, -2)  # (batch, q_heads, q_len, k_len)
     dropped = weights
     if keep is not None:  # dropout multiplies by constants: its backward is dropout with the same mask
         dropped = dropout.apply(weights, keep, dropout_p)
         grad_weights = dropout.apply(grad_weights, keep, dropout_p)
+    grad_weights = torch.where(visible, grad_weights, 0.0)
+    delta = (weights * grad_weights).sum(-1)  # (batch, q_heads, q_len)
     grad_scores = softmax_backward(weights, grad_weights, visible, grad_lse)  # (batch, q_heads, q_len, k_len)
     grad_keys = scale * (grad_scores.transpose(-1, -2) @ queries)  # (batch, q_heads, k_len, head_dim)
     grad_values = dropped.transpose(-1, -2) @ grad_output
@@ -69,6 +75,7 @@ def backward(
         key=sum_readers(grad_keys, given_key),
         value=sum_readers(grad_values, given_value),
         attn_mask=mask_backward(grad_scores, attn_mask),
+        sinks=None if sinks is None else sinks_backward(sinks, lse(scores, visible, sink), delta, grad_lse),
     )
 
 
@@ -89,6 +96,7 @@ def gradients(call: Call, causal_alignment: str = "upper_left", keep: torch.Tens
         scale=call.scale,
         enable_gqa=call.enable_gqa,
         key_lengths=call.key_lengths,
+        sinks=call.sinks,
         dropout_p=call.dropout_p,
         keep=keep,
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from attnspec.reference.sinks import check
 from attnspec.reference.tiles import Tiles, cut, tiles
 from attnspec.spec.call import Gradients, Result
 from attnspec.spec.errors import InputError
@@ -39,6 +40,7 @@ def flash_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
     weights: torch.dtype | None = None,
@@ -70,18 +72,30 @@ def flash_attention(
     check_tile(tile)
     output = query.new_empty((*call.query.shape[:-1], value.shape[-1]), dtype=accumulate)
     lse = query.new_empty(call.query.shape[:-1], dtype=accumulate)  # (batch, kv_heads, group, q_len)
+    sink = None if sinks is None else heads_of(sinks, call)
     for rows in cut(query.shape[2], tile[0]):
-        state = start(output[..., rows, :])
+        state = start(output[..., rows, :], sink)
         for keys in cut(key.shape[2], tile[1]):
             state = step(state, call.scores(rows, keys), call.value_tile(keys), weights or accumulate)
         output[..., rows, :], lse[..., rows] = finish(state)
     return Result(output=output.flatten(1, 2), lse=lse.flatten(1, 2))
 
 
-def start(output: torch.Tensor) -> Softmax:
-    """Return the online softmax before the first key, m = -inf, l = 0, O = 0, for rows that have this output."""
+def start(output: torch.Tensor, sink: torch.Tensor | None = None) -> Softmax:
+    """Return the online softmax before the first key, m = -inf, l = 0, O = 0, for rows that have this output.
+
+    With a sink z, which broadcasts to (..., rows, 1): m = z, l = 1, as after a key of score z and value 0.
+    """
     row = output.new_zeros((*output.shape[:-1], 1))
-    return Softmax(top=torch.full_like(row, -torch.inf), total=row, mixed=torch.zeros_like(output))
+    top = torch.full_like(row, -torch.inf) if sink is None else row + sink
+    return Softmax(top=top, total=(top > -torch.inf).to(row.dtype), mixed=torch.zeros_like(output))
+
+
+def heads_of(sinks: torch.Tensor, call: Tiles) -> torch.Tensor:
+    """Return the sinks as (kv_heads, group, 1, 1), in the tiles' dtype. Raises InputError. Rule: `sinks.shape`."""
+    groups = call.query.shape[1:3]
+    check(sinks, groups[0] * groups[1])
+    return torch.unflatten(sinks.to(call.accumulate), 0, groups)[..., None, None]
 
 
 def step(state: Softmax, scores: torch.Tensor, value: torch.Tensor, weights_dtype: torch.dtype) -> Softmax:
@@ -122,6 +136,7 @@ def flash_backward(
     scale: float | None = None,
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
 ) -> Gradients:
@@ -176,7 +191,11 @@ def flash_backward(
             add(grad_value[..., keys, :], torch.einsum("bhgqk,bhgqd->bhkd", weights, grad_row))
             if grad_mask is not None:
                 add(part(grad_mask, rows, keys), grad_scores.flatten(1, 2))
-    return Gradients(grad_query.flatten(1, 2), grad_key, grad_value, grad_mask)
+    grad_sinks = None
+    if sinks is not None:  # a key of score z and value 0: dP = 0, dS = -P delta
+        weights = recompute(heads_of(sinks, call), lse.to(accumulate))  # (batch, kv_heads, group, q_len, 1)
+        grad_sinks = -(weights.squeeze(-1) * delta).sum((0, 3)).flatten()
+    return Gradients(grad_query.flatten(1, 2), grad_key, grad_value, grad_mask, grad_sinks)
 
 
 def row_delta(

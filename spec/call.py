@@ -16,9 +16,10 @@ class Call:
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), all of one dtype. attn_mask: bool (True takes part) or floating point (added to the scaled scores), of
     any shape that broadcasts to (batch, q_heads, q_len, k_len). dropout_p: the probability that a weight is dropped, 0
-    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist; None
-    is all. grad_output: (batch, q_heads, q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads,
-    q_len), of the lse's dtype: what flows back from a loss, where gradients are asked for. Rules: chapter "notation".
+    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist;
+    None is all. sinks: (q_heads,), a score of each head that takes a share of every row's weight. grad_output: (batch,
+    q_heads, q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what
+    flows back from a loss, where gradients are asked for. Rules: chapter "notation".
     """
 
     query: torch.Tensor
@@ -31,6 +32,7 @@ class Call:
     enable_gqa: bool = False
     return_lse: bool = False
     key_lengths: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
     grad_output: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
 
@@ -56,9 +58,11 @@ class Result(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of a loss, each of its input's shape; attn_mask is None for a bool mask or none."""
+    """The gradients of a loss, each of its input's shape; attn_mask is None for a bool mask or none, sinks for
+    none."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     attn_mask: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None

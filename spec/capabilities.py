@@ -24,10 +24,11 @@ FEATURES = {
     "kv_broadcast": "one key and value batch for every query batch",
     "empty": "no queries or no keys",
     "key_lengths": "how many keys of each batch element exist",
-    "backward": "gradients of query, key, value and an additive mask",
+    "sinks": "a score of each head that takes a share of the weight",
+    "backward": "gradients of query, key, value, an additive mask and sinks",
     "dropout_p": "dropout on the weights",
 }
-LATER = ("key_lengths", "backward", "dropout_p")  # what a backend must declare by name: no default claims it
+LATER = ("key_lengths", "sinks", "backward", "dropout_p")  # what a backend must declare by name: no default claims it
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
 

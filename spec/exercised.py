@@ -18,7 +18,7 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
     lengths, grad = p.key_lengths is not None, p.grad is not None
     table = {
         "attention.zero-length": p.k_len == 0 or p.q_len == 0,
-        "softmax.lse-empty-row": return_lse and (empties or tall or p.k_len == 0),
+        "softmax.lse-empty-row": return_lse and (empties or tall or p.k_len == 0) and p.sinks is None,
         "mask.fully-masked-row": empties or tall,
         "mask.combine": mask is not None and p.causal is not None,
         causal_rule: p.causal is not None,
@@ -38,6 +38,11 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "backward.query": grad,
         "backward.key": grad,
         "backward.value": grad,
+        "sinks.gradient": grad and p.sinks is not None,
+        "sinks.empty-row": p.sinks is not None and (empties or tall),
+        "sinks.lse": return_lse and p.sinks is not None,
+        "sinks.any-size": p.sinks in ("high", "low"),
+        "sinks.weight": p.sinks is not None,
         "key-lengths.zero": p.key_lengths == "zero",
         "key-lengths.causal": lengths and p.causal is not None,
         "key-lengths.visible": lengths,

@@ -40,6 +40,7 @@ VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny
 
 
 LENGTHS = ("ragged", "zero", "full")
+SINKS = ("normal", "high", "low")
 GRADS = ("output", "lse")
 
 
@@ -84,11 +85,12 @@ class Problem:
 
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
     all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. dropout: its `dropout_p`, 0 to
-    1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. grad: through what
-    gradients flow back, `output`, or `lse` for both output and lse; None asks for none. scores: factor on the query,
-    so the standard deviation of the scaled scores at the default scale. shift: added to every scaled score. keys,
-    values: distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError
-    where they do not fit each other.
+    1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. sinks: how the sinks
+    of the heads lie to the scores, see `golden.inputs`; None is none. grad: through what gradients flow back,
+    `output`, or `lse` for both output and lse; None asks for none. scores: factor on the query, so the standard
+    deviation of the scaled scores at the default scale. shift: added to every scaled score. keys, values:
+    distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError where they
+    do not fit each other.
     """
 
     q_len: int
@@ -105,6 +107,7 @@ class Problem:
     causal: str | None = None
     scale: float | None = None
     key_lengths: str | None = None
+    sinks: str | None = None
     grad: str | None = None
     scores: float = 1.0
     shift: float = 0.0
@@ -134,6 +137,8 @@ class Problem:
             raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
         if self.key_lengths not in (None, *LENGTHS):
             raise InputError(f"lengths is {self.key_lengths!r}: use one of {', '.join(LENGTHS)}")
+        if self.sinks not in (None, *SINKS):
+            raise InputError(f"sinks is {self.sinks!r}: use one of {', '.join(SINKS)}")
         if self.grad not in (None, *GRADS):
             raise InputError(f"grad is {self.grad!r}: use one of {', '.join(GRADS)}")
         if self.keys not in KEYS:
@@ -191,6 +196,7 @@ class Problem:
             "kv_broadcast": self.kv_batch != self.batch,
             "empty": 0 in (self.batch, self.q_len, self.k_len),
             "key_lengths": self.key_lengths is not None,
+            "sinks": self.sinks is not None,
             "backward": self.grad is not None,
             "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
@@ -205,7 +211,7 @@ class Problem:
 
 
 def _write(token: str, value: object) -> str:
-    if (token, value) in (("causal", "upper_left"), ("grad", "output")):
+    if (token, value) in (("causal", "upper_left"), ("sinks", "normal"), ("grad", "output")):
         return token
     return f"{token}={value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{token}={value}"
 
@@ -237,6 +243,7 @@ TOKENS = {  # field: token, in the order of the string
     "causal": "causal",
     "scale": "scale",
     "key_lengths": "lengths",
+    "sinks": "sinks",
     "grad": "grad",
     "scores": "scores",
     "shift": "shift",
@@ -252,6 +259,7 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "causal": lambda text: text or "upper_left",
     "scale": _number,
     "key_lengths": str,
+    "sinks": lambda text: text or "normal",
     "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,

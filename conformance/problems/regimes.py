@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from attnspec.conformance.covering import array
+from attnspec.conformance.problems import sinks
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES
 from attnspec.spec.problem import Mask, Problem
 
@@ -44,6 +45,7 @@ def regimes(level: str) -> Iterator[Problem]:
     yield base.but(q_heads=1, causal="upper_left", q_len=65, k_len=65)
     yield from score_regimes()
     yield from long_and_crossed()
+    yield from sinks.calls(level)
     if level == "full":
         yield from coarse_grid()
 

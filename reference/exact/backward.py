@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 from flint import arb, arb_mat
@@ -33,12 +32,15 @@ ONE = Scale(Fraction(1))
 
 @dataclass(frozen=True)
 class ExactGradients:
-    """The true gradients, rounded once, each of the shape of its input; attn_mask is None for a bool mask or none."""
+    """The true gradients, rounded once, each of the shape of its input; attn_mask is None for a bool mask or none,
+    sinks
+    for none."""
 
     query: NDArray[np.float64]
     key: NDArray[np.float64]
     value: NDArray[np.float64]
     attn_mask: NDArray[np.float64] | None
+    sinks: NDArray[np.float64] | None
 
 
 def backward(
@@ -54,9 +56,10 @@ def backward(
     scale: float | None = None,
     enable_gqa: bool = False,
     key_lengths: NDArray[np.integer] | None = None,
+    sinks: NDArray[np.floating] | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
-    """Return the gradients of a loss by query, key, value and an additive attn_mask, each the true one rounded once.
+    """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, each rounded once.
 
     query to value and attn_mask to rounded_to are those of `attnspec.reference.exact.attention`. grad_output: gradient
     of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the lse,
@@ -78,6 +81,7 @@ def backward(
         causal_alignment=alignment,
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
+        sinks=sinks,
     )
     seeing = np.asarray(given.visible.any(axis=-1))  # (batch, q_heads, q_len)
     grad_output = _checked_gradient("grad_output", grad_output, given.output_shape, seeing[..., None])
@@ -88,31 +92,56 @@ def backward(
         (b, h): HeadGradient(given.head(b, h), grad_output[b, h], grad_lse[b, h], factor)
         for b, h in np.ndindex(lse_shape[:2])
     }
-    mask_shape = None if given.bias is None else np.shape(attn_mask)  # type: ignore[arg-type]
-    return _CallGradient(given, heads, factor, mask_shape).rounded(rounded_to)
+    slots = given.visible.shape if sinks is None else (*given.visible.shape[:3], given.visible.shape[3] - 1)
+    additive = attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_
+    mask = entries_of(np.shape(attn_mask), slots, given.visible.shape) if additive else None  # type: ignore[arg-type]
+    sink = None if sinks is None else sink_entries_of(given.visible.shape)
+    return _CallGradient(given, heads, factor, mask, sink).rounded(rounded_to)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Which entry of an additive term each slot (batch, q_heads, q_len, keys) reads, counted in row-major order; -1
+    for
+    none. shape: of the term."""
+
+    shape: tuple[int, ...]
+    of_slot: NDArray[np.intp]
+
+
+def entries_of(shape: tuple[int, ...], slots: tuple[int, ...], seen: tuple[int, ...]) -> Entries:
+    """Return the entries of a mask of this shape, which broadcasts to `slots`; the keys of `seen` beyond read none."""
+    entries = np.arange(math.prod(shape)).reshape(shape)
+    of_slot = np.full(seen, -1, dtype=np.intp)
+    of_slot[..., : slots[3]] = np.broadcast_to(entries, slots)
+    return Entries(shape, of_slot)
+
+
+def sink_entries_of(seen: tuple[int, ...]) -> Entries:
+    """Return the entries of the sinks, (q_heads,): the last key of every row of a head reads the head's."""
+    of_slot = np.full(seen, -1, dtype=np.intp)
+    of_slot[..., -1] = np.arange(seen[1])[:, None]
+    return Entries((seen[1],), of_slot)
 
 
 @dataclass(frozen=True)
 class _CallGradient:
-    """All heads of a call. mask_shape: that of attn_mask as it was given, or None where it has no gradient."""
+    """All heads of a call. mask, sinks: the entries of the additive terms, None where there is none. With sinks, the
+    last key is that of the sink."""
 
     given: AttentionInput
     heads: dict[tuple[int, int], HeadGradient]
     scale: Scale
-    mask_shape: tuple[int, ...] | None
-
-    @cached_property
-    def mask_entries(self) -> NDArray[np.intp]:
-        """The entry of the mask, counted in row-major order, that each slot (batch, q_heads, q_len, k_len) reads."""
-        assert self.mask_shape is not None
-        entries = np.arange(math.prod(self.mask_shape)).reshape(self.mask_shape)
-        return np.broadcast_to(entries, self.given.visible.shape)
+    mask: Entries | None
+    sinks: Entries | None
 
     def rounded(self, fmt: Format) -> ExactGradients:
         """Return the gradients, rounded to `fmt`: in balls first, the entries that stay open by an exact argument."""
         start = first_precision(fmt, self.given.visible.size)
         with working_precision(start):
-            query, key, value, mask = self._balls()
+            query, key, value, mask, sinks = self._balls()
+            if self.sinks is not None:
+                key, value = key[:, :, :-1], value[:, :, :-1]
 
             def settled(name: str, balls: Balls, addends: Addends, factor: Scale) -> NDArray[np.float64]:
                 numbers = [round_ball(ball, fmt) for ball in balls.ravel().tolist()]
@@ -126,23 +155,26 @@ class _CallGradient:
                 query=settled("query", query, self._query_addends, self.scale),
                 key=settled("key", key, self._key_addends, self.scale),
                 value=settled("value", value, self._value_addends, ONE),
-                attn_mask=None if mask is None else settled("attn_mask", mask, self._mask_addends, ONE),
+                attn_mask=None if mask is None else settled("attn_mask", mask, self._addends_of(self.mask), ONE),
+                sinks=None if sinks is None else settled("sinks", sinks, self._addends_of(self.sinks), ONE),
             )
 
-    def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None]:
-        """Return the gradients of query, key, value and attn_mask as balls of the working precision."""
+    def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None, Balls | None]:
+        """Return the gradients of query, key, value, attn_mask and sinks as balls of the working precision."""
         query, key, value = (_zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
-        mask = None if self.mask_shape is None else _zeros(self.mask_shape)
+        mask, sinks = (None if term is None else _zeros(term.shape) for term in (self.mask, self.sinks))
         for (b, h), head in self.heads.items():
             weights, grad_scores = head.weights_and_grad_scores()
             source = self._source(b, h)
             query[b, h] = _entries(grad_scores * ball_matrix(head.given.key))
             key[source] += _entries(grad_scores.transpose() * ball_matrix(head.given.query))
             value[source] += _entries(weights.transpose() * ball_matrix(head.grad_output))
-            if mask is not None:
-                np.add.at(mask.ravel(), self.mask_entries[b, h], _entries(grad_scores))
+            for term, total in ((self.mask, mask), (self.sinks, sinks)):
+                if term is not None and total is not None:
+                    reads = term.of_slot[b, h] >= 0
+                    np.add.at(total.reshape(-1), term.of_slot[b, h][reads], _entries(grad_scores)[reads])
         factor = factor_ball(self.scale)
-        return query * factor, key * factor, value, mask
+        return query * factor, key * factor, value, mask, sinks
 
     def _source(self, batch: int, head: int) -> tuple[int, int]:
         """Return the batch and head of key and value that a query head reads (rule `grouped.head-map`)."""
@@ -170,13 +202,18 @@ class _CallGradient:
         for reader, row in self._readers(kv_batch, kv_head, key):
             yield reader.of_weights(row, {key: exact(reader.grad_output[row, column])})
 
-    def _mask_addends(self, *index: int) -> Iterator[Addend]:
-        assert self.mask_shape is not None
-        entry = np.arange(math.prod(self.mask_shape)).reshape(self.mask_shape)[index]
-        slots = (self.mask_entries == entry) & self.given.visible
-        for b, h, row in np.argwhere(slots.any(axis=-1)).tolist():
-            keys = np.flatnonzero(slots[b, h, row]).tolist()
-            yield self.heads[b, h].of_scores(row, dict.fromkeys(keys, exact(1.0)))
+    def _addends_of(self, term: Entries | None) -> Addends:
+        """Return what the rows add to the entries of an additive term."""
+        assert term is not None
+
+        def addends(*index: int) -> Iterator[Addend]:
+            entry = np.ravel_multi_index(index, term.shape) if index else 0
+            slots = (term.of_slot == entry) & self.given.visible
+            for b, h, row in np.argwhere(slots.any(axis=-1)).tolist():
+                keys = np.flatnonzero(slots[b, h, row]).tolist()
+                yield self.heads[b, h].of_scores(row, dict.fromkeys(keys, exact(1.0)))
+
+        return addends
 
 
 def _checked_gradient(

@@ -68,12 +68,14 @@ def checked_input(
     causal_alignment: str | None,
     enable_gqa: bool,
     key_lengths: NDArray[np.integer] | None = None,
+    sinks: NDArray[np.floating] | None = None,
 ) -> AttentionInput:
     """Return the arrays of a call as float64, with the slots that each query may see.
 
     causal_alignment: None where the call is not causal. key_lengths: (batch,); the call of a batch element is that of
     its first keys alone, so its causal corner lies at its own last key (rules `key-lengths.visible`,
-    `key-lengths.causal`). Raises InputError for dtypes, shapes or lengths that do not fit.
+    `key-lengths.causal`). sinks: (q_heads,), each of which becomes one more key, the last one: its score is the sink
+    and its value 0 (rule `sinks.weight`). Raises InputError for dtypes, shapes or lengths that do not fit.
     """
     q, k, v = _floats("query", query), _floats("key", key), _floats("value", value)
     _check_shapes(q, k, v)
@@ -83,13 +85,36 @@ def checked_input(
     for batch, length in enumerate(_checked_lengths(key_lengths, shape[0], shape[3])):
         slots = visible[batch, :, :, :length]  # (q_heads, q_len, length)
         slots[...] = True if causal_alignment is None else causal_visible(shape[2], length, causal_alignment)
-    if attn_mask is None:
-        return AttentionInput(q, k, v, None, visible)
-    mask = np.asarray(attn_mask)
-    if mask.dtype == np.bool_:
-        return AttentionInput(q, k, v, None, visible & _broadcast_mask(mask, shape))
-    bias = _broadcast_mask(_floats("attn_mask", mask), shape)
-    return AttentionInput(q, k, v, bias, visible & (bias != -math.inf))
+    bias = None
+    if attn_mask is not None:
+        mask = np.asarray(attn_mask)
+        if mask.dtype == np.bool_:
+            visible = visible & _broadcast_mask(mask, shape)
+        else:
+            bias = _broadcast_mask(_floats("attn_mask", mask), shape)
+            visible = visible & (bias != -math.inf)
+    given = AttentionInput(q, k, v, bias, visible)
+    return given if sinks is None else _with_sinks(given, _floats("sinks", sinks))
+
+
+def _with_sinks(given: AttentionInput, sinks: NDArray[np.float64]) -> AttentionInput:
+    """Return the call with a key more, of zeros, which every row sees with the bias of its head's sink; -inf hides it.
+
+    Raises InputError for another shape than (q_heads,).
+    """
+    shape = given.visible.shape  # (batch, q_heads, q_len, k_len)
+    if sinks.shape != shape[1:2]:
+        raise InputError(f"sinks has shape {sinks.shape}: use ({shape[1]},), one for each query head")
+    bias = np.zeros(shape) if given.bias is None else given.bias
+    column = np.broadcast_to(sinks[:, None, None], (*shape[:3], 1))
+    key, value = (np.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))) for x in (given.key, given.value))
+    return AttentionInput(
+        query=given.query,
+        key=key,
+        value=value,
+        bias=np.concatenate([bias, column], axis=-1),
+        visible=np.concatenate([given.visible, column != -math.inf], axis=-1),
+    )
 
 
 def checked_scale(scale: float | None) -> float | None:

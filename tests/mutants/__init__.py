@@ -15,6 +15,7 @@ from mutants import (
     precision,
     results,
     scale,
+    sinks,
     softmax,
     tiles,
 )
@@ -22,7 +23,7 @@ from mutants.house import Mutant
 
 FORWARD = (causal, masks, heads, scale, softmax, lse, tiles, lengths, precision, memory, results, dispatch)
 FAMILIES: dict[str, tuple[Mutant, ...]] = {
-    module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients)
+    module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients, sinks)
 }
 
 
