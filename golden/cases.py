@@ -295,7 +295,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "gradients-sinks-float32": "b=2/hq=3/q=9/k=17/d=8/sinks/grad=lse/seed=412",
         "gradients-sinks-grouped-bfloat16": "b=2/hq=4/hkv=2/q=17/k=17/d=24/sinks/causal/dtype=bf16/grad/seed=413",
         "gradients-sinks-bias-float32": "b=2/hq=2/q=9/k=17/d=8/sinks/mask=float.1hqk.random/grad=lse/seed=414",
-        "gradients-sinks-empty-rows-float64": "q=5/k=9/d=3/sinks/mask=bool.qk.empty_rows/dtype=float64/grad=lse/seed=415",
+        "gradients-sinks-empty-rows-float64": "q=5/k=9/d=3/sinks/mask=bool.qk.empty_rows/dtype=fp64/grad=lse/seed=415",
     },
     "No keys: output 0 and lse -inf. No queries: empty results.": {
         "zero-keys-float32": "b=2/hq=2/q=5/k=0/d=8/seed=200",

@@ -41,7 +41,7 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "sinks.gradient": grad and p.sinks is not None,
         "sinks.empty-row": p.sinks is not None and (empties or tall),
         "sinks.lse": return_lse and p.sinks is not None,
-        "sinks.any-size": p.sinks in ("high", "low"),
+        "sinks.any-size": p.sinks is not None and (p.sinks != "normal" or p.shift != 0),
         "sinks.weight": p.sinks is not None,
         "key-lengths.zero": p.key_lengths == "zero",
         "key-lengths.causal": lengths and p.causal is not None,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from attnspec.spec.capabilities import Capabilities
-from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.problem import SINKS, Mask, Problem
 
 LENGTHS = ((19, 121), (121, 37), (33, 33), (37, 70), (37, 150))  # no multiple of any tile, and beyond the largest
 HEAD_DIMS = (20, 36, 72, 100)  # that pad to different multiples
@@ -42,5 +42,8 @@ def _problems(case: Problem, corner: str) -> Iterator[Problem]:
         yield base.but(head_dim=head_dim)
     for scores, causal in product(SCORE_SIZES, (None, corner)):
         yield base.but(scores=scores, causal=causal)
+    for kind in SINKS:
+        yield base.but(q_heads=6, kv_heads=2, sinks=kind)
+        yield base.but(sinks=kind, causal=corner)
     for content in LOW:
         yield base.but(mask=Mask("float", "bhqk", content), causal=corner)

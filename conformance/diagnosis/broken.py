@@ -24,6 +24,8 @@ BREAKS = {  # the beginning of a mistake's name: the rule; the first that fits
     "softmax-": "softmax.weights",
     "rescale-": "softmax.weights",
     "tail-scored-0": "softmax.weights",
+    "sink-not-in-lse": "sinks.lse",
+    "sink-": "sinks.weight",
     "lse-base": "softmax.lse-base",
     "lse-mixed": "softmax.lse-base",
     "lse-of-empty-row": "softmax.lse-empty-row",

@@ -69,6 +69,21 @@ def batched(call: Call) -> bool:
     return call.key.shape[0] > 1
 
 
+def sinking(call: Call) -> bool:
+    """The call has sinks."""
+    return call.sinks is not None
+
+
+def sinking_with_lse(call: Call) -> bool:
+    """The call has sinks and asks for the lse."""
+    return sinking(call) and with_lse(call)
+
+
+def sinking_groups(call: Call) -> bool:
+    """The call has sinks and fewer key heads than query heads."""
+    return sinking(call) and grouped(call)
+
+
 def with_lse(call: Call) -> bool:
     """The call asks for the lse."""
     return call.return_lse

@@ -6,6 +6,7 @@ from attnspec.conformance.diagnosis.hiding import HIDING
 from attnspec.conformance.diagnosis.mistake import Mistake
 from attnspec.conformance.diagnosis.reading import READING
 from attnspec.conformance.diagnosis.rounding import ROUNDING
+from attnspec.conformance.diagnosis.sinking import SINKING
 from attnspec.conformance.diagnosis.weighing import WEIGHING
 
-CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WEIGHING, *READING, *ROUNDING)
+CATALOGUE: tuple[Mistake, ...] = (*HIDING, *SINKING, *WEIGHING, *READING, *ROUNDING)

@@ -79,6 +79,16 @@ def hide(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
     return torch.where(visible, scores, -torch.inf)
 
 
+def sink(call: Call, scores: torch.Tensor) -> torch.Tensor:
+    """The scores with the sink of the head as a last key, (batch, q_heads, q_len, k_len + 1). Rule: `sinks.weight`."""
+    return scores if call.sinks is None else beside(scores, call.sinks)
+
+
+def beside(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Scores (batch, q_heads, q_len, keys) with one more key, whose score is the head's of `sinks`, (q_heads,)."""
+    return torch.cat([scores, sinks.double()[:, None, None].expand(*scores.shape[:3], 1)], -1)
+
+
 def weights(scores: torch.Tensor) -> torch.Tensor:
     """The weights. Rules: `softmax.weights`, `mask.fully-masked-row`."""
     return plain.softmax(scores, scores != -torch.inf)
@@ -109,6 +119,7 @@ class Steps:
     triangle: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = triangle
     visible: Callable[[torch.Tensor | None, torch.Tensor | None, torch.Tensor], torch.Tensor] = visible
     hide: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = hide
+    sink: Callable[[Call, torch.Tensor], torch.Tensor] = sink
     weights: Callable[[torch.Tensor], torch.Tensor] = weights
     lse: Callable[[torch.Tensor], torch.Tensor] = lse
     output: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = output
@@ -158,7 +169,7 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
         steps.triangle(*positions, offset) if call.is_causal else None,
         torch.ones(shape, dtype=torch.bool),
     )
-    hidden = steps.hide(biased, seen)
-    weights = steps.weights(hidden)
+    hidden = steps.sink(call, steps.hide(biased, seen))
+    weights = steps.weights(hidden)[..., :k_len]
     result = Result(steps.output(weights, value), steps.lse(hidden))
     return Trace(call, scale, query, key, value, scaled, biased, seen, weights, result)

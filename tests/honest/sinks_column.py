@@ -1,7 +1,7 @@
 """Sinks as one more column of the score matrix, dropped after the softmax; gradients by autograd."""
 
 import torch
-from honest_parts import hide, inputs, lse_of, wide
+from honest_parts import hide, inputs, softmax, wide
 
 
 def attention(
@@ -14,9 +14,8 @@ def attention(
             raise ValueError("sinks must hold one number a query head")
         column = wide(sinks)[None, :, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], -1)
-    lse = lse_of(scores)
-    weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
+    weights, lse = softmax(scores)
     if sinks is not None:
         weights = weights[..., :-1]
     output = (weights @ v).to(query.dtype)
-    return (output, lse.squeeze(-1)) if return_lse else output
+    return (output, lse) if return_lse else output

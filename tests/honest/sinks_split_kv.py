@@ -1,7 +1,7 @@
 """Sinks and split keys: the parts know nothing of the sink, which joins as one more part when they are merged."""
 
 import torch
-from honest_parts import hide, inputs, lse_of, result, wide
+from honest_parts import hide, inputs, lse_of, result, softmax, wide
 
 PARTS = 3
 
@@ -16,10 +16,9 @@ def attention(
     outputs, lses = [], []
     for start in range(0, k.shape[2], size):
         part = scores[..., start : start + size]
-        lse = lse_of(part)
-        weights = (part - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
+        weights, lse = softmax(part)
         outputs.append(weights.to(query.dtype).to(q.dtype) @ v[:, :, start : start + size])
-        lses.append(lse)
+        lses.append(lse[..., None])
     if sinks is not None:
         if sinks.shape != query.shape[1:2]:
             raise ValueError("sinks must hold one number a query head")
@@ -29,5 +28,7 @@ def attention(
         outputs, lses = [scores.new_zeros(*scores.shape[:3], v.shape[-1])], [lse_of(scores)]
     lse = lse_of(torch.cat(lses, -1))
     safe = lse.masked_fill(lse == -torch.inf, 0.0)
-    output = sum((part - safe).exp() * out for part, out in zip(lses, outputs, strict=True))
+    shares = [(part - safe).exp() for part in lses]
+    total = sum(shares).masked_fill(lse == -torch.inf, 1.0)
+    output = sum(share * out for share, out in zip(shares, outputs, strict=True)) / total
     return result(output, lse.squeeze(-1), query, return_lse)

@@ -18,8 +18,7 @@ DSINKS = "dsinks = (p * -delta).sum((0, 2)).to(sinks.dtype)"
 P = "p = torch.exp(sinks.to(wide)[:, None] - lse)"
 COLUMN = "column = wide(sinks)[None, :, None, None].expand(*scores.shape[:3], 1)"  # of `sinks_column`
 DROP = "weights = weights[..., :-1]"
-SPLIT = "outputs.append(weights.to(query.dtype).to(q.dtype) @ v[:, :, start : start + size])"  # of `sinks_split_kv`
-LSES = "lses.append(lse)"
+SOFTMAX = "weights, lse = softmax(part)"  # of `sinks_split_kv`
 GIVEN = "        if sinks.shape != query.shape[1:2]:\n"
 
 MUTANTS = (
@@ -30,10 +29,10 @@ MUTANTS = (
            "if sinks is not None and attn_mask is None:\n            sink", IGNORED, WEIGHT),
     Mutant("sink-twice", "sinks_flash", TOTAL, "total = total * rescale + 2 * torch.exp(sink - safe)", DOUBLE, WEIGHT,
            "sink-twice"),
-    Mutant("sink-in-every-split", "sinks_split_kv", SPLIT,
-           f"share = wide(sinks)[:, None, None] if sinks is not None else "
-           f"-torch.inf\n        lse = torch.logaddexp(lse, torch.as_tensor(share).to(lse.dtype))\n"
-           f"        weights = (part - lse.masked_fill(lse == -torch.inf, 0.0)).exp()\n        {SPLIT}", DOUBLE, WEIGHT),
+    Mutant("sink-in-every-split", "sinks_split_kv", SOFTMAX,
+           "column = scores.new_full((*part.shape[:3], 1), -torch.inf) if "
+           "sinks is None else wide(sinks)[:, None, None].expand(*part.shape[:3], 1)\n        weights, lse = "
+           "softmax(torch.cat([part, column], -1))\n        weights = weights[..., :-1]", DOUBLE, WEIGHT),
     Mutant("sink-of-head-0", "sinks_flash", SINK, f"{SINK}[:1]", "none public: one sink for all heads", WEIGHT,
            "sink-of-head-0"),
     Mutant("sink-of-key-head", "sinks_flash", SINK, "group = query.shape[1] // key.shape[1]\n            sink = "
@@ -49,7 +48,8 @@ MUTANTS = (
            "sink-scaled"),
     Mutant("sink-in-base-2", "sinks_flash", "torch.exp(sink - safe)", "torch.exp2(sink - safe)",
            "lse-or-split-merge/lse-wrong-base", WEIGHT),
-    Mutant("sink-negated", "sinks_flash", SINK, "sink = -sinks.to(wide)[:, None, None]", "none public: a sign", WEIGHT),
+    Mutant("sink-negated", "sinks_flash", SINK, "sink = -sinks.to(wide)[:, None, None]", "none public: a sign", WEIGHT,
+           "sink-negated"),
     Mutant("sink-has-a-value", "sinks_column", DROP, "v = torch.cat([v, v[:, :, -1:]], 2)",
            "none public: the sink keeps its "
            "column", WEIGHT),
@@ -71,9 +71,8 @@ MUTANTS = (
     Mutant("sink-leaves-an-empty-row-without-lse", "sinks_flash", LOG,
            "lse = (top + torch.log(total)).masked_fill(empty | "
            "(acc == 0).all(-1, keepdim=True), -torch.inf).squeeze(-1)", "none public: an lse without the sink", LSE),
-    Mutant("sink-makes-an-empty-row-nan", "sinks_flash", "rescale = torch.exp(top - safe)\n            total",
-           "rescale = torch.exp((top - safe).masked_fill(top == -torch.inf, torch.nan))\n            total",
-           "fully-masked-row/fully-masked-row-nan",
+    Mutant("sink-makes-an-empty-row-nan", "sinks_flash", "acc = acc * rescale\n",
+           "acc = acc * rescale.masked_fill(top == -torch.inf, torch.nan)\n", "fully-masked-row/fully-masked-row-nan",
            EMPTY),
     Mutant("sink-gives-an-empty-row-a-mean", "sinks_flash",
            "output = (acc / total.masked_fill(empty, 1.0)).to(query.dtype)",
