@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.window import Window
 
 Row = dict[str, str]
 
@@ -46,23 +47,33 @@ OPTIONS: dict[str, dict[str, dict[str, object]]] = {  # option: value: fields of
     "scores": {str(scores): {"scores": scores} for scores in (1.0, 8.0, 0.125)},
     "values": {kind: {"values": kind} for kind in ("normal", "uniform", "spiky", "sign_sorted")},
 }
+MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels, in rows of their own; no fallback
+    "window": {f"{left}.{right}": {"window": Window(left, right)} for left, right in ((3, 0), (0, 5), (16, -1))},
+}
+EVERY = OPTIONS | MODIFIERS
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 @cache
 def array() -> tuple[Problem, ...]:
     """Return the rows of the covering array, as problems; the same ones everywhere."""
-    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows()))
+    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows(OPTIONS, all_pairs(OPTIONS))))
 
 
-def _rows() -> Iterator[Row]:
+@cache
+def modified() -> tuple[Problem, ...]:
+    """Return the rows in which the options of few kernels cross the others, as problems; the same ones everywhere."""
+    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows(EVERY, pairs_of_modifiers())))
+
+
+def _rows(options: dict[str, dict[str, dict[str, object]]], pairs: Iterator[Pair]) -> Iterator[Row]:
     """Yield rows, greedily: each begins with a pair that is still missing and takes, option by option, the value that
     meets the most missing pairs."""
-    missing = set(all_pairs())
+    missing = set(pairs)
     while missing:
         row: Row = dict(min(missing))
-        for option in sorted(OPTIONS.keys() - row.keys(), key=lambda name: (-len(OPTIONS[name]), name)):
-            row[option] = max(OPTIONS[option], key=lambda value: _met(row, option, value, missing))
+        for option in sorted(options.keys() - row.keys(), key=lambda name: (-len(options[name]), name)):
+            row[option] = max(options[option], key=lambda value: _met(row, option, value, missing))
         missing -= set(pairs_of(row))
         yield row
 
@@ -71,10 +82,15 @@ def _met(row: Row, option: str, value: str, missing: set[Pair]) -> int:
     return sum(_pair((option, value), other) in missing for other in row.items())
 
 
-def all_pairs() -> Iterator[Pair]:
+def all_pairs(options: dict[str, dict[str, dict[str, object]]]) -> Iterator[Pair]:
     """Yield every pair of values of two options."""
-    for a, b in combinations(sorted(OPTIONS), 2):
-        yield from (_pair((a, x), (b, y)) for x, y in product(OPTIONS[a], OPTIONS[b]))
+    for a, b in combinations(sorted(options), 2):
+        yield from (_pair((a, x), (b, y)) for x, y in product(options[a], options[b]))
+
+
+def pairs_of_modifiers() -> Iterator[Pair]:
+    """Yield every pair in which there is an option of few kernels."""
+    return (pair for pair in all_pairs(EVERY) if any(option in MODIFIERS for option, _ in pair))
 
 
 def pairs_of(row: Row) -> Iterator[Pair]:
@@ -90,18 +106,20 @@ def problem_of(row: Row) -> Problem:
     """Return the problem that a row describes."""
     fields: dict[str, object] = {}
     for option, value in row.items():
-        fields |= OPTIONS[option][value]
+        fields |= EVERY[option][value]
     return Problem(**fields)  # type: ignore[arg-type]
 
 
 def row_of(problem: Problem) -> Row:
     """Return the values of a problem by option; options that have a value of none of them are left out."""
     row = {}
-    for option, values in OPTIONS.items():
+    for option, values in EVERY.items():
         for value, fields in values.items():
             shown = {name: getattr(problem, name) for name in fields}
             if shown.get("causal"):
                 shown["causal"] = "upper_left"  # either corner is the option's one value
+            if isinstance(shown.get("window"), Window):
+                shown["window"] = problem.window and problem.window._replace(corner=None)
             if shown == fields:
                 row[option] = value
                 break
@@ -136,14 +154,12 @@ class Pairs(NamedTuple):
 def coverage(ran: list[Problem], capabilities: Capabilities) -> Pairs:
     """Return how many pairs met in what ran, and how many are possible within the capabilities."""
     met = {pair for problem in ran for pair in pairs_of(row_of(problem))}
-    possible = {pair for pair in all_pairs() if _possible(pair, capabilities)}
+    possible = {pair for pair in all_pairs(EVERY) if _possible(pair, capabilities)}
     return Pairs(len(met & possible), len(possible))
 
 
 def _possible(pair: Pair, capabilities: Capabilities) -> bool:
     """Whether the kernel supports the two values together, everything else at its first value."""
     first = {option: next(iter(values)) for option, values in OPTIONS.items()}
-    problem = problem_of(first | dict(pair))
-    if problem.causal:
-        problem = problem.but(causal=capabilities.causal_alignment)
+    problem = problem_of(first | dict(pair)).at_corner(capabilities.causal_alignment)
     return capabilities.lacks(problem) is None

@@ -134,6 +134,7 @@ def read(entry: Entry, folder: Path) -> Golden:
         scale=problem.scale,
         enable_gqa=problem.q_heads != problem.kv_heads,
         key_lengths=tensors.get("key_lengths"),
+        window_size=problem.window and problem.window.size,
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),
     )

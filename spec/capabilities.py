@@ -26,8 +26,14 @@ FEATURES = {
     "key_lengths": "how many keys of each batch element exist",
     "backward": "gradients of query, key, value and an additive mask",
     "dropout_p": "dropout on the weights",
+    "window_size": "a window of keys around the diagonal",
 }
-LATER = ("key_lengths", "backward", "dropout_p")  # what a backend must declare by name: no default claims it
+LATER = (
+    "key_lengths",
+    "backward",
+    "dropout_p",
+    "window_size",
+)  # what a backend must declare by name: no default claims it
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
 
@@ -89,7 +95,8 @@ class Capabilities:
         if not all(low <= dim <= high for dim in (problem.head_dim, problem.value_dim)):
             return f"head_dim outside the declared {low} to {high}"
         square = problem.q_len == problem.k_len and problem.key_lengths is None  # where the two corners are one
-        if problem.causal and not square and problem.causal != self.causal_alignment:
+        diagonal = problem.causal or problem.window
+        if diagonal and not square and problem.corner != self.causal_alignment:
             return f"causal_alignment is declared as {self.causal_alignment}"
         return None
 
