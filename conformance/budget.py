@@ -63,7 +63,7 @@ def error_budget(
         return Budget(output, lse)
     scale = 1 / math.sqrt(head_dim) if call.scale is None else call.scale
     shape = (batch, q_heads, q_len, k_len)
-    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths)
+    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths, call.window_size)
     if call.key_lengths is not None:
         call = call.but(
             **{x: lengths.clear_absent(getattr(call, x), batch, call.key_lengths) for x in ("key", "value")}

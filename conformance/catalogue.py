@@ -15,7 +15,7 @@ from typing import Any
 
 from attnspec.conformance.case import Case, Draw, Ran
 from attnspec.conformance.domains import domain_named
-from attnspec.conformance.problems import backward, dropout, forward, lengths, regimes, sinks
+from attnspec.conformance.problems import backward, dropout, forward, lengths, regimes, sinks, windows
 from attnspec.golden.cases import CASES, golden_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
@@ -146,7 +146,7 @@ CHECKS = (
     Check("zero_lengths_give_zero_or_nothing", "contract", "contract", ("attention.zero-length",), forward.empties),
     Check("impossible_calls_are_refused", "contract", "contract", REFUSED, forward.refusable),
     Check("hidden_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), forward.hiding),
-    Check("unseen_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), ANY),
+    Check("unseen_keys_have_no_influence", "laws", "law", ("mask.hidden-values",), (*ANY, "windows")),
     Check("hidden_bias_has_no_influence", "laws", "law", ("mask.bias-then-mask",), forward.biased_triangles),
     Check("visible_nan_comes_through", "laws", "law", ("mask.visible-nan",), forward.plain_and_lengths),
     Check("hidden_nan_stays_out", "laws", "law", ("mask.hidden-nan",), forward.hiding),
@@ -156,6 +156,9 @@ CHECKS = (
     Check("lengths_equal_shorter_keys", "lengths", "law", ("key-lengths.visible",), lengths.ragged),
     Check("decoding_equals_prefill", "lengths", "law", CACHE, lengths.decodes),
     Check("impossible_lengths_are_refused", "lengths", "contract", ("key-lengths.range",), lengths.refusable),
+    Check("a_window_equals_its_mask", "windows", "law", ("window.bounds", "window.causal"), ("windows",)),
+    Check("a_window_beyond_all_keys_is_none", "windows", "law", ("window.unbounded",), windows.wide),
+    Check("impossible_windows_are_refused", "windows", "contract", ("window.range",), windows.refusable),
     Check("hidden_keys_get_no_gradient", "gradients", "law", ("backward.hidden",), backward.hiding),
     Check("order_of_keys_does_not_matter", "relations", "law", ("attention.output",), ANY),
     Check("order_of_heads_does_not_matter", "relations", "law", ("grouped.head-map",), ("masks", "grouped")),
@@ -210,6 +213,7 @@ WORDS = {  # field of a problem: its word in a case
     "key_lengths": "lengths",
     "sinks": "sinks",
     "dropout": "dropout",
+    "window": "window",
 }
 
 
@@ -218,9 +222,9 @@ def words_of(problem: Problem) -> frozenset[str]:
     return frozenset(word for field, word in WORDS.items() if getattr(problem, field))
 
 
-def drawn_misfit(problem: Problem) -> str | None:
-    """Say why a check on drawn problems has nothing to say on a problem, None where it has."""
-    words = sorted(words_of(problem))
+def drawn_misfit(domains: tuple[str, ...], problem: Problem) -> str | None:
+    """Say why a check on problems drawn from some domains has nothing to say on a problem, None where it has."""
+    words = sorted(words_of(problem) - {word for domain in domains for word in words_of(domain_named(domain))})
     return f"the check does not know what a call with {' and '.join(words)} gives" if words else None
 
 
@@ -250,7 +254,7 @@ def case_named(case_id: str) -> Case:
         if drawn := DRAWN.fullmatch(rest):
             return check.drawn(Draw(drawn[1], int(drawn[2]), int(drawn[3])))
         problem = Problem.parse(rest)
-        if misfit := check.misfit(problem) if callable(check.source) else drawn_misfit(problem):
+        if misfit := check.misfit(problem) if callable(check.source) else drawn_misfit(check.source, problem):
             raise InputError(misfit)
     except InputError as error:
         raise InputError(f"unknown case {case_id[:200]!r}: {error}") from None

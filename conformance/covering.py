@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.window import Window
 
 Row = dict[str, str]
 
@@ -42,28 +43,42 @@ OPTIONS: dict[str, dict[str, dict[str, object]]] = {  # option: value: fields of
         )
     },
     "causal": {"none": {"causal": None}, "causal": {"causal": "upper_left"}},
-    "sinks": {"none": {"sinks": None}, "sinks": {"sinks": "normal"}},
     "scale": {str(scale): {"scale": scale} for scale in (None, -0.7, 0.0, 3.0)},
     "scores": {str(scores): {"scores": scores} for scores in (1.0, 8.0, 0.125)},
     "values": {kind: {"values": kind} for kind in ("normal", "uniform", "spiky", "sign_sorted")},
 }
+NONE = "none"
+MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels, in rows that have at least one
+    "window": {
+        ".".join(map(str, bounds)) or NONE: {"window": Window(*bounds) if bounds else None}
+        for bounds in ((), (3, 0), (0, 5), (16, -1))
+    },
+    "sinks": {kind or NONE: {"sinks": kind} for kind in (None, "normal")},
+}
+EVERY = OPTIONS | MODIFIERS
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 @cache
 def array() -> tuple[Problem, ...]:
     """Return the rows of the covering array, as problems; the same ones everywhere."""
-    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows()))
+    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows(OPTIONS, all_pairs(OPTIONS))))
 
 
-def _rows() -> Iterator[Row]:
+@cache
+def modified() -> tuple[Problem, ...]:
+    """Return the rows in which the options of few kernels cross the others, as problems; the same ones everywhere."""
+    return tuple(problem_of(row).but(seed=number) for number, row in enumerate(_rows(EVERY, pairs_of_modifiers())))
+
+
+def _rows(options: dict[str, dict[str, dict[str, object]]], pairs: Iterator[Pair]) -> Iterator[Row]:
     """Yield rows, greedily: each begins with a pair that is still missing and takes, option by option, the value that
     meets the most missing pairs."""
-    missing = set(all_pairs())
+    missing = set(pairs)
     while missing:
         row: Row = dict(min(missing))
-        for option in sorted(OPTIONS.keys() - row.keys(), key=lambda name: (-len(OPTIONS[name]), name)):
-            row[option] = max(OPTIONS[option], key=lambda value: _met(row, option, value, missing))
+        for option in sorted(options.keys() - row.keys(), key=lambda name: (-len(options[name]), name)):
+            row[option] = max(options[option], key=lambda value: _met(row, option, value, missing))
         missing -= set(pairs_of(row))
         yield row
 
@@ -72,10 +87,20 @@ def _met(row: Row, option: str, value: str, missing: set[Pair]) -> int:
     return sum(_pair((option, value), other) in missing for other in row.items())
 
 
-def all_pairs() -> Iterator[Pair]:
+def all_pairs(options: dict[str, dict[str, dict[str, object]]]) -> Iterator[Pair]:
     """Yield every pair of values of two options."""
-    for a, b in combinations(sorted(OPTIONS), 2):
-        yield from (_pair((a, x), (b, y)) for x, y in product(OPTIONS[a], OPTIONS[b]))
+    for a, b in combinations(sorted(options), 2):
+        yield from (_pair((a, x), (b, y)) for x, y in product(options[a], options[b]))
+
+
+def pairs_of_modifiers() -> Iterator[Pair]:
+    """Yield every pair in which an option of few kernels is set."""
+    return (pair for pair in all_pairs(EVERY) if any(is_modifier(*choice) for choice in pair))
+
+
+def is_modifier(option: str, value: str) -> bool:
+    """Whether this value of an option is that of few kernels."""
+    return option in MODIFIERS and value != NONE
 
 
 def pairs_of(row: Row) -> Iterator[Pair]:
@@ -91,18 +116,20 @@ def problem_of(row: Row) -> Problem:
     """Return the problem that a row describes."""
     fields: dict[str, object] = {}
     for option, value in row.items():
-        fields |= OPTIONS[option][value]
+        fields |= EVERY[option][value]
     return Problem(**fields)  # type: ignore[arg-type]
 
 
 def row_of(problem: Problem) -> Row:
     """Return the values of a problem by option; options that have a value of none of them are left out."""
     row = {}
-    for option, values in OPTIONS.items():
+    for option, values in EVERY.items():
         for value, fields in values.items():
             shown = {name: getattr(problem, name) for name in fields}
             if shown.get("causal"):
                 shown["causal"] = "upper_left"  # either corner is the option's one value
+            if isinstance(shown.get("window"), Window):
+                shown["window"] = problem.window and problem.window._replace(corner=None)
             if shown == fields:
                 row[option] = value
                 break
@@ -110,21 +137,24 @@ def row_of(problem: Problem) -> Row:
 
 
 def fallbacks(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem, then with one option after another fallen back, then with two, so that something of it
-    runs."""
+    """Yield the problem, then with one option after another fallen back, then with two, so that something of it runs.
+    A problem with options of few kernels keeps one of them."""
     yield problem
     row = row_of(problem)
+    modified = any(is_modifier(*choice) for choice in row.items())
     changes = []
-    for option in ("sinks", "dims", "batch", "heads", "mask", "causal", "scale", "dtype"):
-        first = next(iter(OPTIONS[option]))
+    for option in (*MODIFIERS, "dims", "batch", "heads", "mask", "causal", "scale", "dtype"):
+        first = next(iter(EVERY[option]))
         if row.get(option) != first:
-            changes.append(OPTIONS[option][first])
+            changes.append(EVERY[option][first])
     for count in (1, 2, 3):
         for chosen in combinations(changes, count):
             fields: dict[str, object] = {}
             for change in chosen:
                 fields |= change
-            yield problem.but(**fields)
+            fallen = problem.but(**fields)
+            if not modified or any(is_modifier(*choice) for choice in row_of(fallen).items()):
+                yield fallen
 
 
 class Pairs(NamedTuple):
@@ -137,14 +167,12 @@ class Pairs(NamedTuple):
 def coverage(ran: list[Problem], capabilities: Capabilities) -> Pairs:
     """Return how many pairs met in what ran, and how many are possible within the capabilities."""
     met = {pair for problem in ran for pair in pairs_of(row_of(problem))}
-    possible = {pair for pair in all_pairs() if _possible(pair, capabilities)}
+    possible = {pair for pair in all_pairs(EVERY) if _possible(pair, capabilities)}
     return Pairs(len(met & possible), len(possible))
 
 
 def _possible(pair: Pair, capabilities: Capabilities) -> bool:
     """Whether the kernel supports the two values together, everything else at its first value."""
-    first = {option: next(iter(values)) for option, values in OPTIONS.items()}
-    problem = problem_of(first | dict(pair))
-    if problem.causal:
-        problem = problem.but(causal=capabilities.causal_alignment)
+    first = {option: next(iter(values)) for option, values in EVERY.items()}
+    problem = problem_of(first | dict(pair)).at_corner(capabilities.causal_alignment)
     return capabilities.lacks(problem) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.window import Window
 
 DOMAINS = {  # name: a problem in it, which tells its profile
     "core": Problem(q_len=1, k_len=1, head_dim=64),
@@ -11,6 +12,7 @@ DOMAINS = {  # name: a problem in it, which tells its profile
     "grouped": Problem(q_len=1, k_len=1, head_dim=64, q_heads=6, kv_heads=2),
     "half": Problem(q_len=1, k_len=1, head_dim=64, dtype="bfloat16"),
     "double": Problem(q_len=1, k_len=1, head_dim=64, dtype="float64"),
+    "windows": Problem(q_len=1, k_len=1, head_dim=64, window=Window(0, 0)),
 }
 
 

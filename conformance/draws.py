@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from attnspec.conformance.case import Case, Draw, Ran
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.problem import CAUSAL_ALIGNMENTS, Mask, Problem
+from attnspec.spec.window import Window
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -21,6 +22,7 @@ LENGTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 66, 70, 127, 1
 HEAD_DIMS = (1, 3, 8, 16, 24, 32, 64, 65, 80, 128)
 HEADS = ((1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3), (4, 1), (8, 1), (8, 4))
 MASK_SHAPES = ("k", "qk", "1k", "hqk", "bhqk", "b1qk", "1hqk", "11qk", "b11k", "bh1k")
+SIDES = (0, 3, -1, 1, 7, 16, 31, 64, 100)  # of windows
 SCALES = (None, None, None, -0.7, 0.25, 3.0)
 
 
@@ -46,6 +48,8 @@ def _problem(draw: DrawFn, domain: str) -> Problem:
     )
     if domain == "core":
         return drawn
+    if domain == "windows":
+        return drawn.but(window=Window(pick(SIDES), pick(SIDES), None if drawn.causal else pick(CAUSAL_ALIGNMENTS)))
     drawn = drawn.but(scale=pick(SCALES), scores=pick((1.0, 0.125, 4.0)))
     if domain == "grouped":
         q_heads, kv_heads = pick(HEADS[3:])
@@ -66,6 +70,8 @@ def try_drawn(
     for the smallest problem that shows it, with the case of that problem as its `case`; NotSupported where the kernel
     supports none.
     """
+    if case.problem.window is not None:
+        kernel.need(case.problem)  # of a domain that stands or falls with one feature
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
 
@@ -107,5 +113,5 @@ def try_drawn(
 
 
 def fitted(problem: Problem, kernel: Kernel) -> Problem:
-    """Return the problem with the dialect of the kernel: its own corner of the causal triangle."""
-    return problem.but(causal=kernel.capabilities.causal_alignment) if problem.causal else problem
+    """Return the problem with the dialect of the kernel: its own corner of causal triangle and window."""
+    return problem.at_corner(kernel.capabilities.causal_alignment)

@@ -90,7 +90,7 @@ def rows_apart(call: Call, keep: torch.Tensor, causal_alignment: str) -> Call:
         key, value = (lengths.clear_absent(x, batch, call.key_lengths) for x in (key, value))
     key, value = (grouped_heads.expand(x.expand(batch, -1, -1, -1), heads) for x in (key, value))
     scaled = factors(keep, call.dropout_p)[..., None] * value.double()[:, :, None]  # (batch, q_heads, q_len, k_len, dv)
-    mask = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths)
+    mask = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths, call.window_size)
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         mask = masks.broadcast(call.attn_mask, shape).masked_fill(~mask, -torch.inf)
     return Call(

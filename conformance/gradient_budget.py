@@ -62,7 +62,7 @@ def gradient_budget(
     _check_gradients(call, grad_output, grad_lse)
     arithmetic = arithmetic_of(format_of(call.query.dtype), accuracy)
     shape = (*call.query.shape[:3], call.key.shape[-2])
-    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths)
+    visible = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths, call.window_size)
     mask = None if call.attn_mask is None or call.attn_mask.dtype == torch.bool else call.attn_mask
     grads = _Gradients(call, mask, arithmetic)
     if 0 not in shape:

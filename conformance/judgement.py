@@ -53,7 +53,7 @@ def judge(
 
 def judge_against_reference(kernel: Kernel, problem: Problem, call: Call, result: Result) -> float:
     """`judge`, with the float64 reference as the truth."""
-    return judge(kernel, problem, call, result, answer(call, problem.causal or UPPER_LEFT))
+    return judge(kernel, problem, call, result, answer(call, problem.corner))
 
 
 def _violation(
@@ -85,7 +85,7 @@ def judge_gradients(
     accuracy = kernel.capabilities.accuracy
     if not scores_in_range(call, accuracy):
         raise NotSupported(f"scores beyond the range of class {accuracy}", declared=True)
-    corner = problem.causal or UPPER_LEFT
+    corner = problem.corner
     assert call.grad_output is not None, "a problem with gradients"
     budgets = gradient_budget(call, call.grad_output, call.grad_lse, causal_alignment=corner, accuracy=accuracy)
     worst = 0.0
@@ -134,7 +134,7 @@ def visible_set(problem: Problem, call: Call) -> torch.Tensor:
     """Return the visible set of a problem's call, bool (batch, q_heads, q_len, k_len), by the spec's own mask code."""
     batch, heads, q_len, _ = call.query.shape
     shape = (batch, heads, q_len, call.key.shape[2])
-    return masks.visible(shape, call.attn_mask, call.is_causal, problem.causal or UPPER_LEFT, call.key_lengths)
+    return masks.visible(shape, call.attn_mask, call.is_causal, problem.corner, call.key_lengths, call.window_size)
 
 
 def empty_rows(problem: Problem, call: Call) -> torch.Tensor:
@@ -164,7 +164,7 @@ def budget_of(kernel: Kernel, problem: Problem, call: Call) -> Budget:
     accuracy = kernel.capabilities.accuracy
     if not scores_in_range(call, accuracy):
         raise NotSupported(f"scores beyond the range of class {accuracy}", declared=True)
-    return error_budget(call, causal_alignment=problem.causal or UPPER_LEFT, accuracy=accuracy)
+    return error_budget(call, causal_alignment=problem.corner, accuracy=accuracy)
 
 
 def lse_of(result: Result) -> torch.Tensor:

@@ -17,8 +17,18 @@ from attnspec.spec.errors import InputError
 
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
-OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "sinks", "return_lse", "dropout_p")
-ASKED_BY_NAME = ("return_lse", "key_lengths", "sinks", "dropout_p")  # not of `**kwargs`: inference code does without
+OPTIONS = (
+    "attn_mask",
+    "is_causal",
+    "scale",
+    "enable_gqa",
+    "key_lengths",
+    "window_size",
+    "sinks",
+    "return_lse",
+    "dropout_p",
+)
+ASKED_BY_NAME = ("return_lse", "key_lengths", "window_size", "sinks", "dropout_p")  # of no `**kwargs`
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
     "dropout": "dropout_p",
@@ -30,6 +40,9 @@ MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mas
     "sink": "sinks",
     "learnable_sink": "sinks",
     "s_aux": "sinks",
+    "window": "window_size",
+    "sliding_window": "window_size",
+    "local_window_size": "window_size",
 }
 TRIED = (
     "value_dim",
@@ -55,8 +68,9 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     """Return the claims of a bare callable.
 
     Its first three positional parameters, or the ones called query, key and value (q, k, v), take the tensors. The
-    names attn_mask, is_causal, scale, enable_gqa, key_lengths, return_lse and dropout_p claim these options; `**kwargs`
-    claims the first four. Raises InputError where the tensors have no place or another parameter has no default.
+    names attn_mask, is_causal, scale, enable_gqa, key_lengths, window_size, return_lse and dropout_p claim these
+    options; `**kwargs` claims the first four. Raises InputError where the tensors have no place or another parameter
+    has no default.
     """
     parameters = list(signature_of(function, target).parameters.values())
     names = [p.name for p in parameters]

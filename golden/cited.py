@@ -28,4 +28,8 @@ def rules_of(p: Problem) -> tuple[str, ...]:
 
 def hides_keys(p: Problem) -> bool:
     """Whether a query may see less than all keys."""
-    return p.causal is not None or (p.mask is not None and p.mask.content not in ("all", "bias", *FINITE_CONTENTS))
+    return (
+        p.causal is not None
+        or p.window is not None
+        or (p.mask is not None and p.mask.content not in ("all", "bias", *FINITE_CONTENTS))
+    )

@@ -151,23 +151,24 @@ def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
     call = make_call(problem)
     given = {name: getattr(call, name) for name in ("query", "key", "value", "attn_mask", "key_lengths", "sinks")}
     given |= {"grad_output": call.grad_output, "grad_lse": call.grad_lse}
-    true = {name: torch.from_numpy(array + 0.0) for name, array in truth(call, problem.causal).items()}  # -0 + 0 is +0
+    true = {name: torch.from_numpy(array + 0.0) for name, array in truth(call, problem.corner).items()}  # -0 + 0 is +0
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None} | true
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def truth(call: Call, causal: str | None) -> dict[str, npt.NDArray[np.float64]]:
+def truth(call: Call, corner: str) -> dict[str, npt.NDArray[np.float64]]:
     """Return the true output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and gradients, by name, as
     float64."""
     tensors = [numbers(x) for x in (call.query, call.key, call.value)]
     options: dict[str, Any] = {
         "attn_mask": None if call.attn_mask is None else numbers(call.attn_mask),
         "is_causal": call.is_causal,
-        "causal_alignment": causal or "upper_left",
+        "causal_alignment": corner,
         "scale": call.scale,
         "enable_gqa": call.enable_gqa,
         "key_lengths": None if call.key_lengths is None else call.key_lengths.numpy(),
         "sinks": None if call.sinks is None else numbers(call.sinks),
+        "window_size": call.window_size,
     }
     exact = attention(*tensors, **options)
     found = {"output": exact.output, "lse": exact.lse}

@@ -137,6 +137,7 @@ def read(entry: Entry, folder: Path) -> Golden:
         enable_gqa=problem.q_heads != problem.kv_heads,
         key_lengths=tensors.get("key_lengths"),
         sinks=tensors.get("sinks"),
+        window_size=problem.window and problem.window.size,
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),
     )

@@ -35,19 +35,20 @@ class Grouped:
         scale: float | None = None,
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
+        window_size: tuple[int, int] | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention whose query head i reads key head floor(i / group), and the lse where asked for.
 
         Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
         and lse (batch, q_heads, q_len) in float32, float64 for float64. key_lengths: (batch,), int32 or int64; keys
-        from there on are not read, and the causal diagonal ends at each batch element's own last key. Extra memory:
-        the scores, and one float32 copy of each input, two with key_lengths. Raises InputError where the tensors do
-        not fit. Rules: `grouped.head-map`, `grouped.multi-query`, `mask.causal-lower-right`, `mask.fully-masked-row`,
-        `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `key-lengths.causal`. Source: Shazeer 2019,
-        section 3; Ainslie et al. 2023, section 2.2.
+        from there on are not read, and the diagonal of causal triangle and window ends at each batch element's own
+        last key. Extra memory: the scores, and one float32 copy of each input, two with key_lengths. Raises InputError
+        where the tensors do not fit. Rules: `grouped.head-map`, `grouped.multi-query`, `mask.causal-lower-right`,
+        `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `key-lengths.causal`.
+        Source: Shazeer 2019, section 3; Ainslie et al. 2023, section 2.2.
         """
-        check_call(query, key, value, attn_mask, enable_gqa, key_lengths)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         batch, q_heads, q_len, head_dim = query.shape
@@ -58,7 +59,7 @@ class Grouped:
             value = torch.where(exists[:, None, :, None], value, 0.0)  # (batch, kv_heads, k_len, value_dim)
         shared = query.to(wide).view(batch, kv_heads, group, q_len, head_dim)
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
-        scores = hide(scores, attn_mask, is_causal, key_lengths)  # (batch, kv_heads, group, q_len, k_len)
+        scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
         weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, kv_heads, group, q_len, k_len)
         mixed = torch.einsum("bhgqk,bhkd->bhgqd", weights, value.to(wide)).masked_fill(empty, 0.0)
@@ -69,13 +70,17 @@ class Grouped:
 
 
 def hide(
-    scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool, key_lengths: torch.Tensor | None
+    scores: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    key_lengths: torch.Tensor | None,
+    window_size: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Return the scores plus the bias, and -inf where the mask or the causal triangle hides the key or it is absent.
+    """Return the scores plus the bias, and -inf where mask, causal triangle or window hide the key or it is absent.
 
     scores: (batch, kv_heads, group, q_len, k_len). Raises InputError where the mask does not broadcast to
     (batch, q_heads, q_len, k_len). Rules: `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`,
-    `mask.causal-lower-right`, `key-lengths.visible`, `key-lengths.causal`.
+    `mask.causal-lower-right`, `window.bounds`, `window.causal`, `key-lengths.visible`, `key-lengths.causal`.
     """
     batch, kv_heads, group, q_len, k_len = scores.shape
     if attn_mask is not None:
@@ -88,9 +93,13 @@ def hide(
     key_position = torch.arange(k_len, device=scores.device)  # (k_len,)
     if key_lengths is not None:
         scores = torch.where(key_position < end, scores, -torch.inf)
-    if is_causal:
-        query_position = torch.arange(q_len, device=scores.device)[:, None] + (end - q_len)  # (..., q_len, 1)
-        scores = torch.where(key_position <= query_position, scores, -torch.inf)
+    left, right = (-1, -1) if window_size is None else window_size
+    right = 0 if is_causal else right
+    query_position = torch.arange(q_len, device=scores.device)[:, None] + (end - q_len)  # (..., q_len, 1)
+    if right != -1:
+        scores = torch.where(key_position <= query_position + right, scores, -torch.inf)
+    if left != -1:
+        scores = torch.where(key_position >= query_position - left, scores, -torch.inf)
     return scores
 
 

@@ -32,18 +32,21 @@ class TorchEager:
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        window_size: tuple[int, int] | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return softmax(Q K^T * scale + bias) V over the visible keys, and the lse where asked for.
 
         Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
         and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not
-        fit. key_lengths: (batch,), int32 or int64; keys from there on are not read. dropout_p: each weight is dropped
-        with this probability, drawn from torch's own generator. Rules: `attention.output`, `mask.fully-masked-row`,
-        `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `sinks.weight`, `dropout.inverted`,
-        `dropout.on-weights`. Source: Vaswani et al. 2017, equation 1; Srivastava et al. 2014, section 10.
+        fit. key_lengths: (batch,), int32 or int64; keys from there on are not read. window_size: (left, right), the
+        keys around the diagonal that a row sees, -1 for no bound. sinks: (q_heads,), a score that joins each row of its
+        head. dropout_p: each weight is dropped with this probability, drawn from torch's own generator. Rules:
+        `attention.output`, `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`,
+        `sinks.weight`, `dropout.inverted`, `dropout.on-weights`. Source: Vaswani et al. 2017, equation 1; Srivastava et
+        al. 2014, section 10.
         """
-        check_call(query, key, value, attn_mask, enable_gqa, key_lengths)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
         check_dropout(dropout_p)
         check_sinks(sinks, query.shape[1])
         if key_lengths is not None:
@@ -55,7 +58,7 @@ class TorchEager:
         value = value.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, value_dim)
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
-        scores = masked(scores, attn_mask, is_causal, key_lengths)
+        scores = masked(scores, attn_mask, is_causal, key_lengths, window_size)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
         if sinks is not None:
             column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
@@ -71,12 +74,17 @@ class TorchEager:
 
 
 def masked(
-    scores: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool, key_lengths: torch.Tensor | None
+    scores: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    key_lengths: torch.Tensor | None,
+    window_size: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """Return the scores with the bias added and -inf in every hidden slot, whatever value stood there.
 
     scores: (batch, q_heads, q_len, k_len). Raises InputError where the mask does not broadcast to them. Rules:
-    `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`, `mask.causal-upper-left`, `key-lengths.visible`.
+    `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`, `mask.causal-upper-left`, `key-lengths.visible`,
+    `window.bounds`.
     """
     hidden = torch.zeros_like(scores, dtype=torch.bool)  # (batch, q_heads, q_len, k_len)
     if attn_mask is not None:
@@ -88,6 +96,11 @@ def masked(
             scores = scores + mask
     if is_causal:
         hidden = hidden | torch.ones_like(hidden).triu(1)  # j > i
+    if window_size is not None:
+        left, right = window_size
+        before = torch.ones_like(hidden).tril(-left - 1) if left >= 0 else False  # j < i - left
+        after = torch.ones_like(hidden).triu(right + 1) if right >= 0 else False  # j > i + right
+        hidden = hidden | before | after
     if key_lengths is not None:
         hidden = hidden | past_the_end(key_lengths, scores.shape[-1])[:, None, None, :]
     return scores.masked_fill(hidden, -torch.inf)
@@ -124,11 +137,12 @@ def check_call(
     attn_mask: torch.Tensor | None,
     enable_gqa: bool,
     key_lengths: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
 ) -> None:
     """Raise InputError for tensors that do not fit, where torch operations would broadcast or convert in silence.
 
     Shapes as in `attnspec.spec.call.Call`. Rules: `notation.shapes`, `notation.dtypes`,
-    `mask.additive`, `grouped.heads-divide`, `key-lengths.range`, `contract.refusal`.
+    `mask.additive`, `grouped.heads-divide`, `key-lengths.range`, `window.range`, `contract.refusal`.
     """
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if not query.ndim == key.ndim == value.ndim == 4:
@@ -146,6 +160,8 @@ def check_call(
         raise InputError(f"{shapes}: use as many key heads as query heads, or a divisor and enable_gqa=True")
     if key_lengths is not None:
         check_lengths(key_lengths, query.shape[0], key.shape[2])
+    if window_size is not None and (len(window_size) != 2 or min(window_size) < -1):
+        raise InputError(f"window_size {window_size}: use (left, right), each 0 or more, or -1 for no bound")
 
 
 def check_dropout(dropout_p: float) -> None:

@@ -25,6 +25,7 @@ def attention(
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Result:
@@ -33,13 +34,14 @@ def attention(
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), of any floating dtype; a key and value batch of 1 serves every query batch. attn_mask: bool or
     additive, of a shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim).
-    key_lengths: (batch,), int32 or int64, how many keys of each batch element exist; None is all. sinks: (q_heads,), a
-    score of each head that joins every row's softmax; None is none. dropout_p: the probability that a weight is
-    dropped; keep: which are kept, bool (batch, q_heads, q_len, k_len), needed where dropout_p is not 0. Returns output
-    (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len), after
-    dropout. Raises InputError where shapes or dtypes do not fit, or a length or dropout_p is out of range. Rules:
-    `attention.output`, `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`, `sinks.weight`,
-    `dropout.on-weights`, `dropout.lse`. Source: Vaswani et al. 2017, equation 1.
+    key_lengths: (batch,), int32 or int64, how many keys of each batch element exist; None is all. window_size: (left,
+    right), the keys around the diagonal that a row sees, -1 for no bound; None is all. sinks: (q_heads,), a score of
+    each head that joins every row's softmax; None is none. dropout_p: the probability that a weight is dropped; keep:
+    which are kept, bool (batch, q_heads, q_len, k_len), needed where dropout_p is not 0. Returns output (batch,
+    q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len), after dropout.
+    Raises InputError where shapes or dtypes do not fit, or a length, the window or dropout_p is out of range. Rules:
+    `attention.output`, `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`, `window.bounds`,
+    `sinks.weight`, `dropout.on-weights`, `dropout.lse`. Source: Vaswani et al. 2017, equation 1.
     """
     check_inputs(query, key, value, enable_gqa)
     if key_lengths is not None:
@@ -52,7 +54,7 @@ def attention(
     scores = scale * (query @ key.transpose(-1, -2))  # (batch, q_heads, q_len, k_len)
     shape = (scores.shape[0], scores.shape[1], scores.shape[2], scores.shape[3])
     scores = scores + masks.bias(shape, attn_mask)
-    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
+    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths, window_size)
     sink = None if sinks is None else as_scores(sinks, shape[1])  # (q_heads, 1)
     weights = softmax(scores, visible, sink)  # (batch, q_heads, q_len, k_len)
     if dropout_p != 0:
@@ -77,6 +79,7 @@ def answer(call: Call, causal_alignment: str = "upper_left", keep: torch.Tensor 
         enable_gqa=call.enable_gqa,
         key_lengths=call.key_lengths,
         sinks=call.sinks,
+        window_size=call.window_size,
         dropout_p=call.dropout_p,
         keep=keep,
     )

@@ -29,12 +29,13 @@ def backward(
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Gradients:
     """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, all in float64.
 
-    query to value and attn_mask to key_lengths are those of `attnspec.reference.attention.attention`. grad_output:
+    query to value and attn_mask to window_size are those of `attnspec.reference.attention.attention`. grad_output:
     gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
     lse, (batch, q_heads, q_len), None for 0; of any floating dtype. dropout_p: in [0, 1); keep: the bool mask that
     dropout drew in the forward, (batch, q_heads, q_len, k_len), True where a weight is kept. Hidden slots and rows
@@ -56,7 +57,7 @@ def backward(
     values = grouped_heads.expand(value.double(), query.shape[1])  # (batch, q_heads, k_len, value_dim)
 
     scores = scale * (queries @ keys.transpose(-1, -2)) + masks.bias(shape, attn_mask)
-    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths)
+    visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths, window_size)
     sink = None if sinks is None else as_scores(sinks, shape[1])  # (q_heads, 1)
     weights = softmax(scores, visible, sink)  # (batch, q_heads, q_len, k_len)
 
@@ -97,6 +98,7 @@ def gradients(call: Call, causal_alignment: str = "upper_left", keep: torch.Tens
         enable_gqa=call.enable_gqa,
         key_lengths=call.key_lengths,
         sinks=call.sinks,
+        window_size=call.window_size,
         dropout_p=call.dropout_p,
         keep=keep,
     )

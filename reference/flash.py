@@ -41,6 +41,7 @@ def flash_attention(
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
     weights: torch.dtype | None = None,
@@ -49,13 +50,14 @@ def flash_attention(
 
     Inputs: as `attnspec.reference.attention.attention` takes them. key_lengths: (batch,) integers; keys at and beyond
     key_lengths[b] are not there: whatever that memory holds stays out, and the lower right corner of the causal
-    triangle is at the last key that is there. tile: rows and keys of a tile, each 1 or more. weights: the dtype to
-    which each exp(s - m) is rounded once before it multiplies the value; None is `accumulate`. Returns output (batch,
-    q_heads, q_len, value_dim) and lse (batch, q_heads, q_len) in `accumulate`; a row that sees no key has output 0 and
-    lse -inf. Extra memory: a few tiles, for each batch element and head. Raises InputError where the arguments do not
-    fit. Rules: `flash.tile-independent`, `flash.memory`, `attention.output`, `softmax.lse`,
-    `mask.fully-masked-row`. Source: Dao et al. 2022, algorithm 1; Dao 2023, algorithm 1; Milakov and Gimelshein 2018,
-    algorithm 3; Rabe and Staats 2021, sections 2 and 3.
+    triangle is at the last key that is there. window_size: (left, right), the keys around the diagonal that a row
+    sees, -1 for no bound. tile: rows and keys of a tile, each 1 or more. weights: the dtype to which each exp(s - m)
+    is rounded once before it multiplies the value; None is `accumulate`. Returns output (batch, q_heads, q_len,
+    value_dim) and lse (batch, q_heads, q_len) in `accumulate`; a row that sees no key has output 0 and lse -inf. Extra
+    memory: a few tiles, for each batch element and head. Raises InputError where the arguments do not fit. Rules:
+    `flash.tile-independent`, `flash.memory`, `attention.output`, `softmax.lse`, `mask.fully-masked-row`. Source: Dao
+    et al. 2022, algorithm 1; Dao 2023, algorithm 1; Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021,
+    sections 2 and 3.
     """
     call = tiles(
         query,
@@ -67,6 +69,7 @@ def flash_attention(
         scale=scale,
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
+        window_size=window_size,
         accumulate=accumulate,
     )
     check_tile(tile)
@@ -137,6 +140,7 @@ def flash_backward(
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
 ) -> Gradients:
@@ -163,6 +167,7 @@ def flash_backward(
         scale=scale,
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
+        window_size=window_size,
         accumulate=accumulate,
     )
     check_tile(tile)

@@ -1,10 +1,10 @@
-"""Which keys a query sees: boolean and additive masks, and the causal triangle (chapter "masks")."""
+"""Which keys a query sees: boolean and additive masks, the causal triangle, and all of it (chapter "masks")."""
 
 from __future__ import annotations
 
 import torch
 
-from attnspec.reference import lengths
+from attnspec.reference import lengths, windows
 from attnspec.spec.errors import InputError
 
 
@@ -19,13 +19,8 @@ def causal(
     `mask.causal-lower-right`, `key-lengths.causal`. Source: PyTorch `torch.nn.attention.bias`; flash-attention,
     `flash_attn_with_kvcache`.
     """
-    end = k_len if key_lengths is None else key_lengths[:, None, None, None]  # (batch, 1, 1, 1)
-    offsets = {"upper_left": 0, "lower_right": end - q_len}
-    if alignment not in offsets:
-        raise InputError(f"causal_alignment is {alignment!r}: use one of {', '.join(offsets)}")
-    query_position = torch.arange(q_len)[:, None]  # (q_len, 1)
-    key_position = torch.arange(k_len)[None, :]  # (1, k_len)
-    return key_position <= query_position + offsets[alignment]
+    query_position = windows.diagonal(q_len, k_len, alignment, key_lengths)  # ([batch, 1,] q_len, 1)
+    return torch.arange(k_len) <= query_position
 
 
 def visible(
@@ -34,13 +29,14 @@ def visible(
     is_causal: bool = False,
     causal_alignment: str = "upper_left",
     key_lengths: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """Return the visible set, bool (batch, q_heads, q_len, k_len): True where the key takes part in the row's softmax.
 
     A slot is hidden where its key does not exist (j >= key_lengths[batch]), where a bool mask is False, where an
-    additive mask is -inf, or where the causal triangle hides it; each applies on its own. Raises InputError where the
-    mask does not broadcast or the lengths do not fit. Rules: `key-lengths.visible`, `mask.bool`, `mask.additive`,
-    `mask.broadcast`, `mask.combine`.
+    additive mask is -inf, where the causal triangle hides it, or where it lies outside the window; each applies on its
+    own. Raises InputError where the mask does not broadcast, or lengths or window do not fit. Rules:
+    `key-lengths.visible`, `mask.bool`, `mask.additive`, `mask.broadcast`, `mask.combine`, `window.combine`.
     """
     seen = torch.ones(shape, dtype=torch.bool)
     if key_lengths is not None:
@@ -50,6 +46,8 @@ def visible(
         seen = seen & broadcast(keep, shape)
     if is_causal:
         seen = seen & causal(shape[-2], shape[-1], causal_alignment, key_lengths)
+    if window_size is not None:
+        seen = seen & windows.visible(shape[-2], shape[-1], window_size, causal_alignment, key_lengths)
     return seen
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.reference import masks
+from attnspec.reference import masks, windows
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.errors import InputError
 
@@ -22,8 +22,8 @@ class Tiles:
 
     query: (batch, kv_heads, group, q_len, head_dim). key, value: (batch, kv_heads, k_len, dim). attn_mask: (batch,
     kv_heads, group, q_len, k_len) or None; all of these are views of the arguments. key_lengths: (batch,), how many
-    keys are there. diagonal: (batch,), row i sees key j <= i + diagonal; None without `is_causal`. accumulate: the
-    dtype of every tile.
+    keys are there. diagonal: (batch,), that of row i is at key i + diagonal; left, right: how many keys before and
+    after it a row sees, None for all, so that right is 0 with `is_causal`. accumulate: the dtype of every tile.
     """
 
     query: torch.Tensor
@@ -31,7 +31,9 @@ class Tiles:
     value: torch.Tensor
     attn_mask: torch.Tensor | None
     key_lengths: torch.Tensor
-    diagonal: torch.Tensor | None
+    diagonal: torch.Tensor
+    left: int | None
+    right: int | None
     scale: float
     accumulate: torch.dtype
 
@@ -60,16 +62,19 @@ class Tiles:
     def visible(self, rows: slice, keys: slice) -> torch.Tensor:
         """Return which keys of a tile take part, bool, of a shape that broadcasts to the scores.
 
-        Rules: `mask.bool`, `mask.additive`, `mask.combine`, `mask.causal-upper-left`, `mask.causal-lower-right`.
+        Rules: `mask.bool`, `mask.additive`, `mask.combine`, `mask.causal-upper-left`, `mask.causal-lower-right`,
+        `window.bounds`, `window.causal`.
         """
         key_position = self._positions(keys)  # (keys,)
         seen = key_position < self.key_lengths[:, None, None, None, None]  # (batch, 1, 1, 1, keys)
         if self.attn_mask is not None:
             mask = self.attn_mask[..., rows, keys]
             seen = seen & (mask if mask.dtype == torch.bool else mask != -torch.inf)
-        if self.diagonal is not None:
-            query_position = self._positions(rows)[:, None]  # (rows, 1)
-            seen = seen & (key_position <= query_position + self.diagonal[:, None, None, None, None])
+        own_position = self._positions(rows)[:, None] + self.diagonal[:, None, None, None, None]  # (batch,1,1,rows,1)
+        if self.left is not None:
+            seen = seen & (key_position >= own_position - self.left)
+        if self.right is not None:
+            seen = seen & (key_position <= own_position + self.right)
         return seen
 
     def _there(self, heads: torch.Tensor, keys: slice) -> torch.Tensor:
@@ -96,6 +101,7 @@ def tiles(
     scale: float | None,
     enable_gqa: bool,
     key_lengths: torch.Tensor | None,
+    window_size: tuple[int, int] | None,
     accumulate: torch.dtype,
 ) -> Tiles:
     """Return the call as it is cut into tiles. No tensor is copied.
@@ -117,16 +123,31 @@ def tiles(
     offsets = {"upper_left": torch.zeros_like(key_lengths), "lower_right": key_lengths - q_len}
     if causal_alignment not in offsets:
         raise InputError(f"causal_alignment is {causal_alignment!r}: use one of {', '.join(offsets)}")
+    left, right = band(window_size, is_causal)
     return Tiles(
         query=torch.unflatten(query, 1, groups),
         key=key.expand(batch, -1, -1, -1),
         value=value.expand(batch, -1, -1, -1),
         attn_mask=attn_mask,
         key_lengths=key_lengths,
-        diagonal=offsets[causal_alignment] if is_causal else None,
+        diagonal=offsets[causal_alignment],
+        left=left,
+        right=right,
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
         accumulate=accumulate,
     )
+
+
+def band(window_size: tuple[int, int] | None, is_causal: bool) -> tuple[int | None, int | None]:
+    """Return how many keys before and after its diagonal a row sees, None for all.
+
+    A causal row sees none after it, however far the window reaches: min(right, 0). Raises InputError for a window that
+    is none. Rules: `window.causal`, `window.range`.
+    """
+    if window_size is not None:
+        windows.check(window_size)
+    left, right = (None if side == -1 else side for side in window_size or (-1, -1))
+    return left, 0 if is_causal else right
 
 
 def check_key_lengths(key_lengths: torch.Tensor, batch: int, k_len: int) -> None:

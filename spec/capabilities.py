@@ -27,8 +27,9 @@ FEATURES = {
     "sinks": "a score of each head that takes a share of the weight",
     "backward": "gradients of query, key, value, an additive mask and sinks",
     "dropout_p": "dropout on the weights",
+    "window_size": "a window of keys around the diagonal",
 }
-LATER = ("key_lengths", "sinks", "backward", "dropout_p")  # what a backend must declare by name: no default claims it
+LATER = ("key_lengths", "window_size", "sinks", "backward", "dropout_p")  # what no default claims, but a name does
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
 
@@ -90,7 +91,8 @@ class Capabilities:
         if not all(low <= dim <= high for dim in (problem.head_dim, problem.value_dim)):
             return f"head_dim outside the declared {low} to {high}"
         square = problem.q_len == problem.k_len and problem.key_lengths is None  # where the two corners are one
-        if problem.causal and not square and problem.causal != self.causal_alignment:
+        diagonal = problem.causal or problem.window
+        if diagonal and not square and problem.corner != self.causal_alignment:
             return f"causal_alignment is declared as {self.causal_alignment}"
         return None
 

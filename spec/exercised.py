@@ -14,13 +14,17 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
     unusual_scale = p.scale is not None and (p.scale < 0 or p.scale > 1)
     biased = mask is not None and mask.kind == "float"
     low_bias = biased and mask is not None and mask.content in FINITE_CONTENTS
-    tall = p.causal == "lower_right" and p.q_len > p.k_len
-    lengths, grad = p.key_lengths is not None, p.grad is not None
+    tall = leaves_rows_empty(p)
+    lengths, grad, window = p.key_lengths is not None, p.grad is not None, p.window is not None
     table = {
         "attention.zero-length": p.k_len == 0 or p.q_len == 0,
         "softmax.lse-empty-row": return_lse and (empties or tall or p.k_len == 0) and p.sinks is None,
         "mask.fully-masked-row": empties or tall,
         "mask.combine": mask is not None and p.causal is not None,
+        "window.combine": window and (mask is not None or lengths),
+        "window.causal": window and p.causal is not None,
+        "window.corner": window and (p.q_len != p.k_len or lengths),
+        "window.bounds": window,
         causal_rule: p.causal is not None,
         "mask.key-padding": mask is not None and (mask.content == "padding" or mask[:2] == ("bool", "b11k")),
         "mask.bool": mask is not None and mask.kind == "bool",
@@ -28,13 +32,14 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "mask.broadcast": mask is not None and mask.shape != "bhqk",
         "grouped.multi-query": p.kv_heads == 1 < p.q_heads,
         "grouped.head-map": p.kv_heads != p.q_heads,
-        "backward.empty-row": grad and empties,
+        "backward.empty-row": grad and (empties or (window and tall)),
         "backward.lse": p.grad == "lse",
         "backward.bias": grad and biased,
         "backward.broadcast": grad
         and (p.kv_batch != p.batch or (biased and mask is not None and mask.shape != "bhqk")),
         "backward.grouped": grad and p.kv_heads != p.q_heads,
-        "backward.matches-forward": grad and (mask is not None or p.causal is not None or p.scale is not None),
+        "backward.matches-forward": grad
+        and (mask is not None or p.causal is not None or p.scale is not None or window),
         "backward.query": grad,
         "backward.key": grad,
         "backward.value": grad,
@@ -56,3 +61,12 @@ def rules_exercised(problem: Problem, return_lse: bool = False) -> tuple[str, ..
         "attention.output": True,
     }
     return tuple(rule for rule, exercised in table.items() if exercised)
+
+
+def leaves_rows_empty(p: Problem) -> bool:
+    """Whether causal triangle or window alone leave a row without a key."""
+    left, right = (-1, -1) if p.window is None else p.window.size
+    right = 0 if p.causal else right
+    if p.corner == "lower_right":
+        return right != -1 and p.q_len - p.k_len > right
+    return left != -1 and p.q_len - p.k_len > left

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
+from attnspec.spec.window import Window
 
 CAUSAL_ALIGNMENTS = ("upper_left", "lower_right")
 MASK_KINDS = ("bool", "float")
@@ -85,12 +86,12 @@ class Problem:
 
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
     all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. dropout: its `dropout_p`, 0 to
-    1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. sinks: how the sinks
-    of the heads lie to the scores, see `golden.inputs`; None is none. grad: through what gradients flow back,
-    `output`, or `lse` for both output and lse; None asks for none. scores: factor on the query, so the standard
-    deviation of the scaled scores at the default scale. shift: added to every scaled score. keys, values:
-    distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError where they
-    do not fit each other.
+    1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. window: the call's
+    `window_size`, with a corner where there is no causal triangle to give it one. sinks: how the sinks of the heads
+    lie to the scores, see `golden.inputs`; None is none. grad: through what gradients flow back, `output`, or `lse`
+    for both output and lse; None asks for none. scores: factor on the query, so the standard deviation of the scaled
+    scores at the default scale. shift: added to every scaled score. keys, values: distributions of the key and value
+    tensors, see `golden.inputs`. seed: of the inputs. Raises InputError where they do not fit each other.
     """
 
     q_len: int
@@ -108,6 +109,7 @@ class Problem:
     scale: float | None = None
     key_lengths: str | None = None
     sinks: str | None = None
+    window: Window | None = None
     grad: str | None = None
     scores: float = 1.0
     shift: float = 0.0
@@ -139,12 +141,27 @@ class Problem:
             raise InputError(f"lengths is {self.key_lengths!r}: use one of {', '.join(LENGTHS)}")
         if self.sinks not in (None, *SINKS):
             raise InputError(f"sinks is {self.sinks!r}: use one of {', '.join(SINKS)}")
+        if self.window is not None:
+            object.__setattr__(self, "window", self._placed(self.window))
         if self.grad not in (None, *GRADS):
             raise InputError(f"grad is {self.grad!r}: use one of {', '.join(GRADS)}")
         if self.keys not in KEYS:
             raise InputError(f"keys is {self.keys!r}: use one of {', '.join(KEYS)}")
         if self.values not in VALUES:
             raise InputError(f"values is {self.values!r}: use one of {', '.join(VALUES)}")
+
+    def _placed(self, window: Window) -> Window:
+        """Return the window with a corner of its own only where there is no causal triangle. Raises InputError."""
+        if min(window.size) < -1 or max(window.size) > 65536 or window.corner not in (None, *CAUSAL_ALIGNMENTS):
+            raise InputError(f"window is {tuple(window)}: use -1 to 65536 on either side, and a corner or None")
+        if self.causal and window.corner not in (None, self.causal):
+            raise InputError(f"window is at the {window.corner} corner and causal is {self.causal}: use one corner")
+        return window._replace(corner=None if self.causal else window.corner or CAUSAL_ALIGNMENTS[0])
+
+    @property
+    def corner(self) -> str:
+        """Where the diagonal of causal triangle and window is, `upper_left` where there is neither."""
+        return self.causal or (self.window and self.window.corner) or CAUSAL_ALIGNMENTS[0]
 
     def __str__(self) -> str:
         return "/".join(_write(token, getattr(self, name)) for name, token in TOKENS.items() if self._says(name))
@@ -179,12 +196,13 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object (schema `case`)."""
-        return asdict(self) | {"mask": str(self.mask) if self.mask else None}
+        return asdict(self) | {name: str(x) if (x := getattr(self, name)) else None for name in ("mask", "window")}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
         """Inverse of `to_json`. Raises InputError."""
-        return cls(**data | {"mask": Mask.parse(data["mask"]) if data["mask"] else None})
+        readers = {"mask": Mask.parse, "window": Window.parse}
+        return cls(**data | {name: read(data[name]) if data[name] else None for name, read in readers.items()})
 
     def features(self) -> frozenset[str]:
         """Return the optional parts of the spec that the call needs, as `spec.capabilities` names them."""
@@ -197,6 +215,7 @@ class Problem:
             "empty": 0 in (self.batch, self.q_len, self.k_len),
             "key_lengths": self.key_lengths is not None,
             "sinks": self.sinks is not None,
+            "window_size": self.window is not None,
             "backward": self.grad is not None,
             "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
@@ -205,9 +224,20 @@ class Problem:
         return frozenset(mask | {name for name, needed in needs.items() if needed})
 
     def but(self, **changes: Any) -> Problem:
-        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal."""
-        following = {name: -1 for name, other in FOLLOWS.items() if getattr(self, name) == getattr(self, other)}
+        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal, and the
+        corner of a window that of the causal triangle, the old one where that is taken away."""
+        following: dict[str, Any] = {
+            name: -1 for name, other in FOLLOWS.items() if getattr(self, name) == getattr(self, other)
+        }
+        if self.window and "causal" in changes:
+            following["window"] = self.window._replace(corner=None if changes["causal"] else self.corner)
         return replace(self, **following | changes)
+
+    def at_corner(self, corner: str) -> Problem:
+        """Return the problem with causal triangle and window, where it has them, at another corner."""
+        if self.causal:
+            return self.but(causal=corner)
+        return self.but(window=self.window._replace(corner=corner)) if self.window else self
 
 
 def _write(token: str, value: object) -> str:
@@ -244,6 +274,7 @@ TOKENS = {  # field: token, in the order of the string
     "scale": "scale",
     "key_lengths": "lengths",
     "sinks": "sinks",
+    "window": "window",
     "grad": "grad",
     "scores": "scores",
     "shift": "shift",
@@ -260,6 +291,7 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "scale": _number,
     "key_lengths": str,
     "sinks": lambda text: text or "normal",
+    "window": Window.parse,
     "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,

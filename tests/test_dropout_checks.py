@@ -135,7 +135,7 @@ def test_the_reference_drops_weights_and_leaves_the_lse() -> None:
 @pytest.mark.parametrize("text", OPTIONS)
 def test_rows_apart_give_the_same_output(text: str) -> None:
     problem, call, keep = masked(text)
-    corner = problem.causal or "upper_left"
+    corner = problem.corner
     rows = answer(rows_apart(call, keep, corner)).output
     truth = answer(call, corner, keep).output
     torch.testing.assert_close(rows.reshape(truth.shape), truth, rtol=1e-13, atol=1e-15)
@@ -149,7 +149,7 @@ def test_factors_are_one_over_the_chance_to_be_kept() -> None:
 @pytest.mark.parametrize("text", OPTIONS)
 def test_budgets_where_nothing_is_dropped_are_near_those_without(text: str) -> None:
     problem, call, keep = masked(text.replace("dropout=0.5/", ""))
-    corner = problem.causal or "upper_left"
+    corner = problem.corner
     all_kept = torch.ones_like(keep)
     ratio = dropout_budget(call, all_kept, causal_alignment=corner) / error_budget(call, causal_alignment=corner).output
     assert ratio.min() >= 1

@@ -41,7 +41,7 @@ def case(text: str) -> tuple[Call, dict[str, Any]]:
     """Return the float64 call that a problem describes, and its options as the reference takes them."""
     problem = Problem.parse(f"{text}/dtype=float64")
     call = make_call(problem)
-    options = call.options() | {"causal_alignment": problem.causal or "upper_left"}
+    options = call.options() | {"causal_alignment": problem.corner}
     return call, options
 
 

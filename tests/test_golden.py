@@ -46,6 +46,7 @@ MUST_RULES = {
     "grouped": ("head-map", "multi-query"),
     "accuracy": ("output-within-budget", "lse-within-budget", "gradients-within-budget", "overflow"),
     "key-lengths": ("visible", "causal", "zero"),
+    "window": ("bounds", "corner", "causal", "combine"),
     "backward": (
         "query",
         "key",
@@ -97,7 +98,7 @@ def test_every_file_comes_out_the_same() -> None:
 
 def test_the_readable_reference_agrees_within_the_float64_budget(goldens: list[Golden]) -> None:
     for golden in goldens:
-        corner = golden.case.problem.causal or "upper_left"
+        corner = golden.case.problem.corner
         found = answer(golden.call, corner)
         budget = error_budget(in_float64(golden.call), causal_alignment=corner, accuracy="exact")
         assert found.lse is not None

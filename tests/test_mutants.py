@@ -27,6 +27,7 @@ FAULT_FAMILIES = (  # of the survey of public faults; a call with dense tensors 
     "precision-or-range",
     "race-or-nondeterminism",
     "scale-softcap-bias",
+    "sliding-window-bound",
     "softmax-max-or-sentinel",
     "strides-or-layout",
     "tail-tile-or-block-multiple",
@@ -94,6 +95,8 @@ FAULT_KINDS = (  # of the survey's examples, those that a call with dense tensor
     "split-kv-merge-uninitialised",
     "tail-tile-not-masked",
     "tail-tile-uninitialised",
+    "window-branch-ignores-causal",
+    "window-off-by-one",
     "zero-length-kv",
 )
 

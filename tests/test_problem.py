@@ -15,8 +15,10 @@ from attnspec.spec import schemas
 from attnspec.spec.dtypes import ALIASES, FORMATS
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import CAUSAL_ALIGNMENTS, GRADS, LENGTHS, MASK_CONTENTS, MASK_KINDS, VALUES, Mask, Problem
+from attnspec.spec.window import Window
 
 SIZES = st.integers(1, 65536)
+SIDES = st.integers(-1, 65536)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 MASKS = st.builds(
     lambda kind, letters, rank, content: Mask(kind, "".join(letters)[-rank:], content),
@@ -45,7 +47,8 @@ def problems(draw: st.DrawFn) -> Problem:
         dropout=draw(st.none() | st.floats(0, 1)),
         key_lengths=draw(st.sampled_from((None, *LENGTHS))),
         grad=draw(st.sampled_from((None, *GRADS))),
-        causal=draw(st.sampled_from((None, *CAUSAL_ALIGNMENTS))),
+        causal=(causal := draw(st.sampled_from((None, *CAUSAL_ALIGNMENTS)))),
+        window=draw(st.none() | st.builds(Window, SIDES, SIDES, st.sampled_from((causal, None)))),
         scale=draw(st.none() | NUMBERS),
         scores=draw(NUMBERS),
         values=draw(st.sampled_from(VALUES)),

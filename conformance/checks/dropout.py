@@ -23,7 +23,6 @@ from attnspec.conformance.dropout_budget import dropout_budget, dropout_gradient
 from attnspec.conformance.judgement import (
     LSE_AXES,
     OUTPUT_AXES,
-    UPPER_LEFT,
     budget_of,
     scores_in_range,
     twice_if_double,
@@ -74,7 +73,7 @@ def drawn(kernel: Kernel, problem: Problem, call: Call) -> torch.Tensor:
 
 def judge_output(kernel: Kernel, problem: Problem, call: Call, keep: torch.Tensor, output: torch.Tensor) -> float:
     """Return the worst error over budget of an output, given the mask. Raises Violation (`dropout.on-weights`)."""
-    corner = problem.causal or UPPER_LEFT
+    corner = problem.corner
     truth = answer(call, corner, keep).output
     budget = dropout_budget(call, keep, causal_alignment=corner, accuracy=kernel.capabilities.accuracy)
     found = compare(output, truth, twice_if_double(problem, budget), format_named(problem.dtype))
@@ -97,7 +96,7 @@ def kept_weights_are_scaled_up_and_others_0(kernel: Kernel, case: Case) -> float
         raise Violation(rule, "with dropout, hidden keys have weights that are not 0", (("pattern", share(seen)),))
     identity = torch.eye(problem.k_len, dtype=call.value.dtype).expand(*call.value.shape[:3], -1).contiguous()
     probe = call.but(query=torch.zeros_like(call.query), value=identity)
-    corner = problem.causal or UPPER_LEFT
+    corner = problem.corner
     budget = dropout_budget(probe, read != 0, causal_alignment=corner, accuracy=kernel.capabilities.accuracy)
     truth = answer(probe, corner, read != 0).output
     found = compare(read, truth, twice_if_double(problem, budget), format_named(problem.dtype))
@@ -124,7 +123,7 @@ def lse_knows_nothing_of_dropout(kernel: Kernel, case: Case) -> float:
     call = call_of(kernel, problem)
     lse = seeded(kernel, problem.seed)(call.but(return_lse=True)).lse
     plain = call.but(dropout_p=0.0)
-    truth = answer(plain, problem.causal or UPPER_LEFT).lse
+    truth = answer(plain, problem.corner).lse
     assert lse is not None, "asked for with return_lse"
     assert truth is not None, "the reference gives it"
     budget = twice_if_double(problem, budget_of(kernel, problem, plain).lse)
@@ -197,7 +196,7 @@ def mean_over_seeds_is_the_plain_output(kernel: Kernel, case: Case) -> None:
     """Over 48 seeds the mean of the output is that without dropout, within 5 standard errors and the budget."""
     problem = case.problem
     call = call_of(kernel, problem)
-    corner, p = problem.causal or UPPER_LEFT, call.dropout_p
+    corner, p = problem.corner, call.dropout_p
     plain = call.but(dropout_p=0.0)
     truth = answer(plain, corner)
     assert truth.weights is not None, "the reference returns its weights"
@@ -249,7 +248,7 @@ def gradients_pass_the_mask_of_the_forward(kernel: Kernel, case: Case) -> float:
     """The gradients lie within the budget of the closed form with the mask that the forward drew."""
     problem = case.problem
     call = with_lse(call_of(kernel, problem), problem)
-    corner = problem.causal or UPPER_LEFT
+    corner = problem.corner
     keep = drawn(kernel, problem, call)
     result, back = seeded(kernel, problem.seed).forward(call)
     torch.rand(7)  # what others draw between the passes moves no mask

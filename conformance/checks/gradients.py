@@ -97,7 +97,7 @@ def each_input_may_ask_alone(kernel: Kernel, case: Case) -> float:
     problem = case.problem
     kernel.need(problem)
     call = with_lse(make_call(problem), problem)
-    truth = gradients(call, problem.causal or "upper_left")
+    truth = gradients(call, problem.corner)
     nothing = dict.fromkeys(Gradients._fields)
     worst = 0.0
     for name in ("query", "key", "value"):
@@ -151,7 +151,7 @@ def judge_against_closed_form(kernel: Kernel, problem: Problem, call: Call, got:
     grad_output and values leave the range of the kernel's accuracy class (`accuracy.gradients-overflow`)."""
     if kernel.capabilities.accuracy == "eager" and largest_product(call) > format_of(call.query.dtype).largest / 2:
         raise NotSupported("grad_output times values beyond the range of class eager", declared=True)
-    return judge_gradients(kernel, problem, call, got, gradients(call, problem.causal or "upper_left"))
+    return judge_gradients(kernel, problem, call, got, gradients(call, problem.corner))
 
 
 def largest_product(call: Call) -> float:
@@ -199,6 +199,8 @@ def without_one_option(problem: Problem) -> Iterator[tuple[str, str, Problem]]:
         yield "accuracy.gradients-overflow", "large values", p.but(values="normal")
     if p.key_lengths is not None:
         yield "key-lengths.visible", "key_lengths", p.but(key_lengths=None)
+    if p.window is not None:
+        yield "backward.matches-forward", "window_size", p.but(window=None)
     if p.causal is not None:
         yield "backward.matches-forward", "is_causal", p.but(causal=None)
     if mask is not None:

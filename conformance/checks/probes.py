@@ -13,7 +13,8 @@ from attnspec.conformance.pattern import describe, ranges
 from attnspec.golden.inputs import make_call
 from attnspec.spec.call import Call
 from attnspec.spec.exercised import rules_exercised
-from attnspec.spec.problem import FINITE_CONTENTS, Problem
+from attnspec.spec.problem import CAUSAL_ALIGNMENTS, FINITE_CONTENTS, Problem
+from attnspec.spec.window import Window
 
 MASK_RULES = ("mask.key-padding", "mask.broadcast", "mask.bool", "mask.additive")
 AXES = ("batch", "head", "row", "key")
@@ -40,6 +41,8 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     dropped, `mask.combine`. Else the rule of the option there is; of both, the mask's where the triangle is respected.
     """
     expected = visible_set(problem, call)
+    if problem.window and (rule := broken_window_rule(problem, call, read)):
+        return rule
     if problem.key_lengths and (rule := broken_length_rule(problem, call, read)):
         return rule
     if not bool(((read != expected) & expected.any(-1, keepdim=True)).any()):
@@ -55,6 +58,28 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     if call.is_causal and (call.attn_mask is None or bool((read & ~triangle).any())):
         return next(rule for rule in exercised if rule.startswith("mask.causal"))
     return next((rule for rule in exercised if rule in MASK_RULES), "attention.output")
+
+
+def broken_window_rule(problem: Problem, call: Call, read: torch.Tensor) -> str | None:
+    """Return the id of the rule that a wrong visible set with a window breaks; None where lengths or mask alone do.
+
+    Wrong in empty rows alone: the empty row's. Keys are seen that the triangle hides: `window.causal`; that the mask
+    hides: `window.combine`. What was read is right at the other corner, or at the end of the storage: `window.corner`.
+    """
+    expected, bare = visible_set(problem, call), call.but(attn_mask=None, window_size=None)
+    if bool((read & ~visible_set(problem, bare.but(is_causal=False))).any()):
+        return None  # keys that do not exist
+    if not bool(((read != expected) & expected.any(-1, keepdim=True)).any()):
+        return "mask.fully-masked-row"
+    if call.is_causal and bool((read & ~visible_set(problem, bare)).any()):
+        return "window.causal"
+    if call.attn_mask is not None and bool((read & ~visible_set(problem, call.but(window_size=None))).any()):
+        return "window.combine"
+    other = problem.but(causal=None, window=Window(0, 0, next(c for c in CAUSAL_ALIGNMENTS if c != problem.corner)))
+    stored = visible_set(problem, call.but(key_lengths=None)) & visible_set(problem, bare.but(is_causal=False))
+    if any(torch.equal(read, elsewhere) for elsewhere in (visible_set(other, call), stored)):
+        return "window.corner"
+    return "window.bounds"
 
 
 def broken_length_rule(problem: Problem, call: Call, read: torch.Tensor) -> str | None:

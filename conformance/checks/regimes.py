@@ -6,7 +6,7 @@ from attnspec.conformance import trends
 from attnspec.conformance.case import Case, Ran
 from attnspec.conformance.covering import fallbacks
 from attnspec.conformance.draws import fitted
-from attnspec.conformance.judgement import UPPER_LEFT, budget_of, judge, judge_against_reference, lse_of
+from attnspec.conformance.judgement import budget_of, judge, judge_against_reference, lse_of
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
@@ -49,7 +49,7 @@ def no_wrong_scale_hides_in_the_noise(kernel: Kernel, case: Case) -> float:
     """The errors of the output, taken together, do not point to a wrong scale."""
     kernel.need(case.problem)
     call = make_call(case.problem)
-    truth = answer(call, case.problem.causal or UPPER_LEFT)
+    truth = answer(call, case.problem.corner)
     result = kernel(call)
     error = judge(kernel, case.problem, call, result, truth)
     found = trends.temperature(call, result.output, truth, budget_of(kernel, case.problem, call))
@@ -63,7 +63,7 @@ def lse_has_no_bias(kernel: Kernel, case: Case) -> float:
     """The signed mean of the lse's errors is no larger than rounding allows."""
     kernel.need(case.problem, return_lse=True)
     call = make_call(case.problem).but(return_lse=True)
-    truth = answer(call, case.problem.causal or UPPER_LEFT)
+    truth = answer(call, case.problem.corner)
     result = kernel(call)
     error = judge(kernel, case.problem, call, result, truth)
     found = trends.mean_of_lse(call, lse_of(result), truth, budget_of(kernel, case.problem, call))

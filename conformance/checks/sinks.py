@@ -32,11 +32,11 @@ def sinks_take_their_closed_form(kernel: Kernel, case: Case) -> float:
     log(n + e^z)."""
     call = call_of(kernel, case.problem)
     assert call.sinks is not None, "a problem with sinks"
+    sinks = call.sinks.double()[:, None]  # (q_heads, 1)
     call = call.but(query=torch.zeros_like(call.query))
-    corner = case.problem.causal or UPPER_LEFT
-    mean = answer(call.but(sinks=None), corner)
+    mean = answer(call.but(sinks=None), case.problem.causal or UPPER_LEFT)
     assert mean.lse is not None, "the reference gives the lse"
-    lse = torch.logaddexp(mean.lse, call.sinks.double()[:, None])  # (batch, q_heads, q_len), log n = -inf for none
+    lse = torch.logaddexp(mean.lse, sinks)  # (batch, q_heads, q_len), log n = -inf for none
     share = torch.exp(mean.lse - lse)[..., None]
     return judge(kernel, case.problem, call, kernel(call), Result(share * mean.output, lse))
 

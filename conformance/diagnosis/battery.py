@@ -7,6 +7,7 @@ from itertools import product
 
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import SINKS, Mask, Problem
+from attnspec.spec.window import Window
 
 LENGTHS = ((19, 121), (121, 37), (33, 33), (37, 70), (37, 150))  # no multiple of any tile, and beyond the largest
 HEAD_DIMS = (20, 36, 72, 100)  # that pad to different multiples
@@ -37,6 +38,8 @@ def _problems(case: Problem, corner: str) -> Iterator[Problem]:
         yield base.but(q_heads=6, kv_heads=2, causal=causal, mask=mask)
     for scale in (-0.7, 0.0, 0.3):
         yield base.but(scale=scale)
+    for size, causal in product(((5, 0), (2, 7)), (None, corner)):
+        yield base.but(window=Window(*size, None if causal else corner), causal=causal, q_len=37)
     yield base.but(value_dim=24 if case.head_dim != 24 else 40)
     for head_dim in HEAD_DIMS:
         yield base.but(head_dim=head_dim)

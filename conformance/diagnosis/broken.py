@@ -14,6 +14,9 @@ from attnspec.conformance.diagnosis.mistake import (
 from attnspec.spec.problem import Problem
 
 BREAKS = {  # the beginning of a mistake's name: the rule; the first that fits
+    "window-drops-causal": "window.causal",
+    "window-other-corner": "window.corner",
+    "window-": "window.bounds",
     "mask-or-causal": "mask.combine",
     "mask-of-key-head": "grouped.head-map",
     "mask-rank3": "mask.broadcast",

@@ -102,7 +102,7 @@ class Session:
     found: list[Diagnosis] = field(default_factory=list)
 
     def evidence(self, call: Call, result: Result, corner: str | None) -> Evidence:
-        """Return a piece of evidence; corner: of the case's triangle, None where it has none."""
+        """Return a piece of evidence; corner: of the case's diagonal, None where it has none."""
         capabilities = self.kernel.capabilities
         return Evidence(call, result, corner or capabilities.causal_alignment, capabilities.accuracy)
 
@@ -118,7 +118,7 @@ class Session:
 
     def corner(self, problem: Problem) -> str:
         """Return the corner of the triangle of a problem."""
-        return problem.causal or self.kernel.capabilities.causal_alignment
+        return corner_of(problem) or self.kernel.capabilities.causal_alignment
 
     def filtered(self, candidates: dict[Mistake, int], problem: Problem) -> dict[Mistake, int]:
         """Return the candidates that reproduce what the kernel makes of a problem, with the elements that match."""
@@ -131,9 +131,14 @@ class Session:
     def _run(self, problem: Problem) -> Evidence | None:
         call = self.call(problem)
         try:
-            return self.evidence(call, self.kernel(call), problem.causal) if usable(call) else None
+            return self.evidence(call, self.kernel(call), corner_of(problem)) if usable(call) else None
         except (NotSupported, Violation):
             return None
+
+
+def corner_of(problem: Problem) -> str | None:
+    """Return the corner of a problem's causal triangle or window, None where it has neither."""
+    return problem.corner if problem.causal or problem.window else None
 
 
 @cache
@@ -144,7 +149,7 @@ def session_of(kernel: Kernel) -> Session:
 
 def _diagnose(session: Session, case: Case, pairs: Sequence[Pair]) -> Diagnosis | None:
     start = time.monotonic()
-    seen = [session.evidence(*pair, case.problem.causal) for pair in pairs if usable(pair[0])]
+    seen = [session.evidence(*pair, corner_of(case.problem)) for pair in pairs if usable(pair[0])]
     wrong = sorted((piece for piece in seen if piece.wrong), key=lambda piece: piece.size)
     right = [piece for piece in seen if not piece.wrong]
     if pairs and not wrong and session.lost < PATIENCE and case.family in NUMERIC:

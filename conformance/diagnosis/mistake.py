@@ -44,9 +44,19 @@ def causal_and_masked(call: Call) -> bool:
     return causal(call) and masked(call)
 
 
+def windowed(call: Call) -> bool:
+    """The call has a window."""
+    return call.window_size is not None
+
+
+def causal_and_windowed(call: Call) -> bool:
+    """The call is causal and has a window."""
+    return causal(call) and windowed(call)
+
+
 def hiding(call: Call) -> bool:
     """The call can hide keys."""
-    return causal(call) or masked(call)
+    return causal(call) or masked(call) or windowed(call)
 
 
 def scaled(call: Call) -> bool:

@@ -8,5 +8,6 @@ from attnspec.conformance.diagnosis.reading import READING
 from attnspec.conformance.diagnosis.rounding import ROUNDING
 from attnspec.conformance.diagnosis.sinking import SINKING
 from attnspec.conformance.diagnosis.weighing import WEIGHING
+from attnspec.conformance.diagnosis.windows import WINDOWS
 
-CATALOGUE: tuple[Mistake, ...] = (*HIDING, *SINKING, *WEIGHING, *READING, *ROUNDING)
+CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WINDOWS, *SINKING, *WEIGHING, *READING, *ROUNDING)

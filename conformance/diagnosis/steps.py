@@ -67,6 +67,13 @@ def triangle(row: torch.Tensor, key: torch.Tensor, offset: int) -> torch.Tensor:
     return key <= row + offset
 
 
+def window(row: torch.Tensor, key: torch.Tensor, offset: int, size: tuple[int, int]) -> torch.Tensor:
+    """The slots that a window lets take part, bool; arguments as of `triangle`, size: (left, right). Rules:
+    `window.bounds`, `window.corner`."""
+    left, right = (key.numel() + row.numel() if side == -1 else side for side in size)
+    return (key >= row + offset - left) & (key <= row + offset + right)
+
+
 def visible(kept: torch.Tensor | None, triangle: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
     """The visible set; slots: all of them, bool (batch, q_heads, q_len, k_len). Rule: `mask.combine`."""
     for seen in (kept, triangle):
@@ -117,6 +124,7 @@ class Steps:
     bias: Callable[[torch.Tensor, float], torch.Tensor | float] = bias
     kept: Callable[[torch.Tensor], torch.Tensor] = kept
     triangle: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = triangle
+    window: Callable[[torch.Tensor, torch.Tensor, int, tuple[int, int]], torch.Tensor] = window
     visible: Callable[[torch.Tensor | None, torch.Tensor | None, torch.Tensor], torch.Tensor] = visible
     hide: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = hide
     sink: Callable[[Call, torch.Tensor], torch.Tensor] = sink
@@ -164,10 +172,13 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
     mask = steps.mask(call, shape)
     biased = scaled if mask is None else scaled + steps.bias(mask, scale)
     positions = torch.arange(q_len)[:, None], torch.arange(k_len)
+    slots = torch.ones(shape, dtype=torch.bool)
+    if call.window_size is not None:
+        slots = slots & steps.window(*positions, offset, call.window_size)
     seen = steps.visible(
         None if mask is None else steps.kept(mask),
         steps.triangle(*positions, offset) if call.is_causal else None,
-        torch.ones(shape, dtype=torch.bool),
+        slots,
     )
     hidden = steps.sink(call, steps.hide(biased, seen))
     weights = steps.weights(hidden)[..., :k_len]

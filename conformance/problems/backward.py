@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from attnspec.conformance.covering import array
-from attnspec.conformance.problems import forward, sinks
+from attnspec.conformance.covering import array, modified
+from attnspec.conformance.problems import forward, sinks, windows
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES, LARGEST_TILE, RAGGED
 from attnspec.spec.problem import Mask, Problem
 
@@ -54,6 +54,7 @@ def passes(level: str) -> Iterator[Problem]:
         yield base.but(key_lengths="ragged", batch=3, causal=corner, q_len=5)
     yield base.but(key_lengths="zero", batch=3, q_len=5, grad="lse")
     yield from sinks.backwards(level)
+    yield from windows.passes(level)
     if level == "full":
         for length, corner in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):
             yield base.but(q_len=length, k_len=length + 3, causal=corner, seed=2)
@@ -64,7 +65,7 @@ def passes(level: str) -> Iterator[Problem]:
 def crossed(level: str) -> Iterator[Problem]:
     """The rows of the covering array of options, with gradients of the output and of the lse in turn, and with key
     lengths in every third."""
-    for turn, problem in enumerate(array()):
+    for turn, problem in enumerate((*array(), *modified())):
         lengths = "ragged" if turn % 3 == 0 and problem.batch > 1 else None
         yield problem.but(grad=("output", "lse")[turn % 2], key_lengths=lengths)
 
@@ -88,6 +89,7 @@ def visible_sets(level: str) -> Iterator[Problem]:
         problem = base.but(batch=2, q_heads=4, kv_heads=2, q_len=33, k_len=70, causal=causal)
         yield problem.but(mask=Mask("bool", "bhqk", "empty_rows"), dtype="bfloat16")
         yield problem.but(key_lengths="zero", q_len=5)
+    yield from windows.backward_visible_sets(level)
     if level == "full":
         for length, causal in product(range(1, 2 * LARGEST_TILE + 7, 3), (None, *CORNERS)):
             yield base.but(q_len=length, k_len=length + 7, causal=causal, seed=2)

@@ -7,6 +7,7 @@ from itertools import product
 
 from attnspec.conformance.problems.sizes import DTYPES
 from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.window import Window
 
 
 def calls(level: str) -> Iterator[Problem]:
@@ -20,6 +21,7 @@ def calls(level: str) -> Iterator[Problem]:
     yield base.but(mask=Mask("float", "11qk", "random"), q_heads=6, kv_heads=2)
     yield base.but(dtype="float64", q_len=1)
     yield base.but(key_lengths="ragged", dropout=0.5)
+    yield base.but(window=Window(5, 2), dropout=0.5)
     yield base.but(dropout=0.9)
     if level == "full":
         for dtype, p in product(DTYPES, (0.05, 0.3, 0.5, 0.9)):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from attnspec.conformance.covering import array
-from attnspec.conformance.problems import sinks
+from attnspec.conformance.covering import array, modified
+from attnspec.conformance.problems import sinks, windows
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES
 from attnspec.spec.problem import Mask, Problem
 
 
 def crossed(level: str) -> Iterator[Problem]:
-    """The rows of the covering array of options."""
+    """The rows of the covering array of options, and those in which the options of few kernels cross the others."""
     yield from array()
+    yield from modified()
 
 
 def trends(level: str) -> Iterator[Problem]:
@@ -46,6 +47,7 @@ def regimes(level: str) -> Iterator[Problem]:
     yield from score_regimes()
     yield from long_and_crossed()
     yield from sinks.calls(level)
+    yield from windows.regimes(level)
     if level == "full":
         yield from coarse_grid()
 

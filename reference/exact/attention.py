@@ -35,6 +35,7 @@ def attention(
     enable_gqa: bool = False,
     key_lengths: NDArray[np.integer] | None = None,
     sinks: NDArray[np.floating] | None = None,
+    window_size: tuple[int, int] | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactResult:
     """Return attention and its log-sum-exp, each entry the true real number rounded once to `rounded_to`.
@@ -46,6 +47,7 @@ def attention(
     key_lengths: (batch,), int32 or int64: how many keys of each batch element exist, from the first on; None is all.
     What key, value and attn_mask hold beyond is not read. The lower-right corner lies at each one's own last key.
     sinks: (q_heads,), a score of each head that joins every row's softmax and has no value; -inf is none.
+    window_size: (left, right), the keys around the diagonal that a row sees, -1 for an open side; None is all.
     scale: None is the real number 1/sqrt(head_dim), another is its exact float64 value.
     A row that sees no key has output 0 and lse -inf; zeros are +0. lse is the natural logarithm.
 
@@ -53,18 +55,20 @@ def attention(
     where PRECISION_CAP bits do not prove a rounding. Rules `attention.scale-default`, `mask.bias-then-mask`,
     `mask.hidden-values`, `mask.hidden-nan`, `mask.causal-upper-left`, `mask.causal-lower-right`,
     `mask.fully-masked-row`, `grouped.head-map`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`,
-    `key-lengths.causal`, `key-lengths.zero`, `sinks.weight`, `sinks.lse`. Source: Vaswani et al. 2017, section 3.2.1.
+    `key-lengths.causal`, `key-lengths.zero`, `window.bounds`, `window.combine`, `sinks.weight`, `sinks.lse`. Source:
+    Vaswani et al. 2017, section 3.2.1.
     """
-    alignment = causal_alignment if is_causal else None
     given = checked_input(
         query,
         key,
         value,
         attn_mask=attn_mask,
-        causal_alignment=alignment,
+        is_causal=is_causal,
+        causal_alignment=causal_alignment,
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
         sinks=sinks,
+        window_size=window_size,
     )
     factor = scale_of(checked_scale(scale), given.query.shape[3])
     output = np.zeros(given.output_shape)

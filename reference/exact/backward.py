@@ -57,6 +57,7 @@ def backward(
     enable_gqa: bool = False,
     key_lengths: NDArray[np.integer] | None = None,
     sinks: NDArray[np.floating] | None = None,
+    window_size: tuple[int, int] | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
     """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, each rounded once.
@@ -72,16 +73,17 @@ def backward(
     `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`. Source: Dao et al. 2022
     (FlashAttention), appendix B.2.
     """
-    alignment = causal_alignment if is_causal else None
     given = checked_input(
         query,
         key,
         value,
         attn_mask=attn_mask,
-        causal_alignment=alignment,
+        is_causal=is_causal,
+        causal_alignment=causal_alignment,
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
         sinks=sinks,
+        window_size=window_size,
     )
     seeing = np.asarray(given.visible.any(axis=-1))  # (batch, q_heads, q_len)
     grad_output = _checked_gradient("grad_output", grad_output, given.output_shape, seeing[..., None])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnspec.reference.exact.head import HeadInput
-from attnspec.reference.exact.visibility import causal_visible
+from attnspec.reference.exact.visibility import causal_visible, window_visible
 from attnspec.spec.errors import InputError
 
 FLOAT_DTYPES = ("float16", "float32", "float64")
@@ -65,17 +65,19 @@ def checked_input(
     value: NDArray[np.floating],
     *,
     attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None,
-    causal_alignment: str | None,
+    is_causal: bool,
+    causal_alignment: str,
     enable_gqa: bool,
     key_lengths: NDArray[np.integer] | None = None,
     sinks: NDArray[np.floating] | None = None,
+    window_size: tuple[int, int] | None = None,
 ) -> AttentionInput:
     """Return the arrays of a call as float64, with the slots that each query may see.
 
-    causal_alignment: None where the call is not causal. key_lengths: (batch,); the call of a batch element is that of
-    its first keys alone, so its causal corner lies at its own last key (rules `key-lengths.visible`,
+    causal_alignment: of causal triangle and window. key_lengths: (batch,); the call of a batch element is that of its
+    first keys alone, so its causal corner lies at its own last key (rules `key-lengths.visible`,
     `key-lengths.causal`). sinks: (q_heads,), each of which becomes one more key, the last one: its score is the sink
-    and its value 0 (rule `sinks.weight`). Raises InputError for dtypes, shapes or lengths that do not fit.
+    and its value 0 (rule `sinks.weight`). Raises InputError for dtypes, shapes, lengths or a window that do not fit.
     """
     q, k, v = _floats("query", query), _floats("key", key), _floats("value", value)
     _check_shapes(q, k, v)
@@ -84,7 +86,11 @@ def checked_input(
     visible = np.zeros(shape, dtype=np.bool_)
     for batch, length in enumerate(_checked_lengths(key_lengths, shape[0], shape[3])):
         slots = visible[batch, :, :, :length]  # (q_heads, q_len, length)
-        slots[...] = True if causal_alignment is None else causal_visible(shape[2], length, causal_alignment)
+        slots[...] = True
+        if is_causal:
+            slots &= causal_visible(shape[2], length, causal_alignment)
+        if window_size is not None:
+            slots &= window_visible(shape[2], length, window_size, causal_alignment)
     bias = None
     if attn_mask is not None:
         mask = np.asarray(attn_mask)

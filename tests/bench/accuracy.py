@@ -173,7 +173,7 @@ def measure_honest(count: int, seed: int, say: bool) -> dict[tuple[str, str, str
 
 def measure_problem(problem: Problem, band: str, tallies: dict[tuple[str, str, str], Tally]) -> None:
     """Add what all honest kernels do on one problem."""
-    p = Prepared.of(make_call(problem), problem.causal or "upper_left")
+    p = Prepared.of(make_call(problem), problem.corner)
     truth = Truth.of(p)
     for (group, accuracy, store), kernels in honest_groups(problem.dtype).items():
         budget = error_budget(p.call, causal_alignment=p.alignment, accuracy=accuracy, store=store)
@@ -192,7 +192,7 @@ def measure_power(dtype: str, setting: str, seeds: int) -> dict[str, float]:
     least = dict.fromkeys(FAULTY, float("inf"))
     for seed in range(seeds):
         problem = Problem.parse(setting).but(seed=seed, dtype=dtype)
-        p = Prepared.of(make_call(problem), problem.causal or "upper_left")
+        p = Prepared.of(make_call(problem), problem.corner)
         truth, budget = Truth.of(p), error_budget(p.call, causal_alignment=p.alignment)
         for name, kernel in FAULTY.items():
             least[name] = min(least[name], float(ratio(kernel(p)[0], truth.output, budget.output).max()))

@@ -89,7 +89,7 @@ def make_pass(problem: Problem) -> Pass:
     grad_lse = torch.from_numpy(source.normal("grad_lse", shape[:3])) if problem.seed % 3 == 0 else None
     if grad_lse is not None:
         grad_lse = grad_lse.to(torch.float64 if problem.dtype == "float64" else torch.float32)
-    return Pass(call, problem.causal or "upper_left", to_tensor(grad, format_named(problem.dtype)), grad_lse)
+    return Pass(call, problem.corner, to_tensor(grad, format_named(problem.dtype)), grad_lse)
 
 
 def truth(b: Pass) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

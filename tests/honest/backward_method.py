@@ -11,7 +11,9 @@ class Backend:
     """Declares the backward pass, and keeps nothing between the two."""
 
     name = "backward_method"
-    capabilities = Capabilities(features=tuple(name for name in FEATURES if name not in ("key_lengths", "dropout_p")))
+    capabilities = Capabilities(
+        features=tuple(name for name in FEATURES if name not in ("key_lengths", "dropout_p", "window_size"))
+    )
 
     @torch.no_grad()
     def __call__(

@@ -18,10 +18,11 @@ from mutants import (
     sinks,
     softmax,
     tiles,
+    windows,
 )
 from mutants.house import Mutant
 
-FORWARD = (causal, masks, heads, scale, softmax, lse, tiles, lengths, precision, memory, results, dispatch)
+FORWARD = (causal, masks, heads, scale, softmax, lse, tiles, lengths, windows, precision, memory, results, dispatch)
 FAMILIES: dict[str, tuple[Mutant, ...]] = {
     module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients, sinks)
 }
