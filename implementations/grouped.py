@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from attnspec.implementations.torch_eager import broadcast_mask, check_call
+from attnspec.implementations.torch_eager import broadcast_mask, check_call, check_sinks
 from attnspec.spec.capabilities import FEATURES, Capabilities
 
 
@@ -36,6 +36,7 @@ class Grouped:
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
+        sinks: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention whose query head i reads key head floor(i / group), and the lse where asked for.
@@ -49,6 +50,7 @@ class Grouped:
         Source: Shazeer 2019, section 3; Ainslie et al. 2023, section 2.2.
         """
         check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
+        check_sinks(sinks, query.shape[1])
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         batch, q_heads, q_len, head_dim = query.shape
@@ -61,7 +63,10 @@ class Grouped:
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
         scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
-        weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, kv_heads, group, q_len, k_len)
+        if sinks is not None:
+            column = sinks.to(wide).view(kv_heads, group, 1, 1).expand(*scores.shape[:4], 1)
+            scores = torch.cat([scores, column], -1)  # (batch, kv_heads, group, q_len, k_len + 1)
+        weights = torch.softmax(scores, -1)[..., : key.shape[2]].masked_fill(empty, 0.0)
         mixed = torch.einsum("bhgqk,bhkd->bhgqd", weights, value.to(wide)).masked_fill(empty, 0.0)
         output = mixed.flatten(1, 2).to(query.dtype)  # (batch, q_heads, q_len, value_dim)
         if not return_lse:

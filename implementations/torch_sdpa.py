@@ -12,10 +12,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnspec.spec.capabilities import FEATURES, Capabilities
+from attnspec.spec.capabilities import FEATURES, LATER, Capabilities
 from attnspec.spec.errors import Unavailable
 
-MATH_FEATURES = tuple(name for name in FEATURES if name not in ("return_lse", "key_lengths", "window_size"))
+ABSENT = ("return_lse", *(name for name in LATER if name not in ("backward", "dropout_p")))
+MATH_FEATURES = tuple(name for name in FEATURES if name not in ABSENT)
 FUSED_FEATURES = tuple(
     name
     for name in MATH_FEATURES

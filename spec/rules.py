@@ -21,6 +21,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "grouped-heads",
     "kv-cache",
     "window",
+    "sinks",
     "flash-attention",
     "multi-head",
     "additive-attention",

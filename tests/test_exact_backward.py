@@ -29,7 +29,7 @@ from attnspec.spec.errors import InputError
 
 Array = NDArray[np.float64]
 DIGITS = 60
-NAMES = ("query", "key", "value", "attn_mask")
+NAMES = ("query", "key", "value", "attn_mask")  # of calls without sinks
 
 
 # ---------------------------------------------------------------- helpers
