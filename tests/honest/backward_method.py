@@ -4,7 +4,7 @@ import torch
 from honest_backward import expand, of_the_mask, sum_readers
 from honest_parts import check_shapes, hide, result, softmax, wide
 
-from attnspec.spec.capabilities import FEATURES, Capabilities
+from attnspec.spec.capabilities import FEATURES, LATER, Capabilities
 
 
 class Backend:
@@ -12,7 +12,7 @@ class Backend:
 
     name = "backward_method"
     capabilities = Capabilities(
-        features=tuple(name for name in FEATURES if name not in ("key_lengths", "dropout_p", "window_size"))
+        features=(*(name for name in FEATURES if name not in LATER), "backward")
     )
 
     @torch.no_grad()

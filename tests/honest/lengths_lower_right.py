@@ -2,7 +2,7 @@
 
 import torch
 
-from attnspec.spec.capabilities import FEATURES, Capabilities
+from attnspec.spec.capabilities import FEATURES, LATER, Capabilities
 
 
 class Backend:
@@ -10,7 +10,7 @@ class Backend:
 
     name = "lengths_lower_right"
     capabilities = Capabilities(
-        features=tuple(feature for feature in FEATURES if feature not in ("backward", "dropout_p", "window_size")),
+        features=(*(name for name in FEATURES if name not in LATER), "key_lengths"),
         causal_alignment="lower_right",
     )
 

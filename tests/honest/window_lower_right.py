@@ -2,7 +2,7 @@
 
 import torch
 
-from attnspec.spec.capabilities import FEATURES, Capabilities
+from attnspec.spec.capabilities import FEATURES, LATER, Capabilities
 
 
 class Backend:
@@ -10,7 +10,7 @@ class Backend:
 
     name = "window_lower_right"
     capabilities = Capabilities(
-        features=tuple(name for name in FEATURES if name not in ("backward", "dropout_p", "softcap")),
+        features=(*(name for name in FEATURES if name not in LATER), "key_lengths", "window_size"),
         causal_alignment="lower_right",
     )
 
