@@ -144,13 +144,18 @@ def make(case: Case) -> Files:
     """Return the files of a case: its inputs as bits of the storage dtype, and the true results as float64."""
     described: dict[str, object] = {"name": case.name, "rules": list(case.rules), "note": case.note}
     if isinstance(case, FormCase):
-        form, tensors = case.form, form_tensors_of(case)
-        described |= {"form": form, "problem": str(case.problem)}
+        tensors = form_tensors_of(case)
+        described |= {"form": case.form, "problem": str(case.problem)}
     else:
-        form, tensors = "attention", tensors_of(case.problem)
+        tensors = tensors_of(case.problem)
         described |= {"problem": case.problem.to_json()}
     described["tensors"] = {name: {"dtype": dtype_name(t), "shape": list(t.shape)} for name, t in tensors.items()}
-    return Files(case.name, to_json(described), save(tensors), form)
+    return Files(case.name, to_json(described), save(tensors), form_of(case))
+
+
+def form_of(case: Case) -> str:
+    """Return the name of a case's form."""
+    return case.form if isinstance(case, FormCase) else "attention"
 
 
 def form_tensors_of(case: FormCase) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     """Call `target(query, key, value, w_q, w_k, v_a)`, with attn_mask (bool) and is_causal where the case has them.
 
     It returns the output, or (output, weights), or (output, weights, lse). Raises NotSupported where the signature
-    lacks a word and where it raises.
+    lacks a word or the target refuses by NotImplementedError, Violation where it raises anything else.
     """
     problem = cast(AdditiveProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
@@ -37,7 +37,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     need(target, options)
     query, key, *parameters = (inputs[name] for name in NETWORK)
     with torch.no_grad():
-        returned = ran(target, query, key, inputs["value"], *parameters, **options)
+        returned = ran(RULE, target, query, key, inputs["value"], *parameters, **options)
     return named(returned, ("output", "weights", "lse"), RULE)
 
 

@@ -29,7 +29,8 @@ def run(target: Target, golden: FormGolden) -> Tensors:
 
     keep: bool (batch, q_heads, q_len, k_len), True where a weight stays; attn_mask, is_causal, scale and enable_gqa
     are given where the case has them. It returns the output, or (output, lse); gradients are asked for through
-    autograd. Raises NotSupported where the signature lacks a word, where it raises, and where no gradient comes back.
+    autograd. Raises NotSupported where the signature lacks a word, where it refuses by NotImplementedError and where
+    no gradient comes back, Violation where it raises anything else.
     """
     problem = cast(DropoutProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
@@ -41,7 +42,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
     leaves = [inputs[name].requires_grad_(bool(flows)) for name in LEAVES]
     with torch.set_grad_enabled(bool(flows)):
-        found = named(ran(target, *leaves, **options), ("output", "lse"), RULE)
+        found = named(ran(RULE, target, *leaves, **options), ("output", "lse"), RULE)
     if flows:
         found |= _gradients(found, leaves, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
@@ -52,7 +53,7 @@ def _gradients(found: Tensors, leaves: list[torch.Tensor], flows: list[torch.Ten
     results = [found[name] for name in ("output", "lse") if name in found][: len(flows)]
     if len(results) < len(flows) or not all(result.requires_grad for result in results):
         raise NotSupported("no gradient comes back: output or lse has no grad_fn", declared=False)
-    back: Any = ran(torch.autograd.grad, results, leaves, flows, allow_unused=True)
+    back: Any = ran(RULE, torch.autograd.grad, results, leaves, flows, allow_unused=True)
     given = (torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves, back, strict=True))
     return {f"grad_{name}": gradient for name, gradient in zip(LEAVES, given, strict=True)}
 

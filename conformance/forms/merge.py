@@ -20,11 +20,11 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     """Call `target(outputs, lses)` and return output and lse.
 
     outputs: (parts, batch, heads, q_len, value_dim); lses: (parts, batch, heads, q_len). Raises NotSupported where it
-    raises, Violation where it returns something else.
+    refuses by NotImplementedError, Violation where it raises anything else or returns something else.
     """
     inputs = golden.inputs
     with torch.no_grad():
-        returned = ran(target, inputs["outputs"], inputs["lses"])
+        returned = ran(RULE, target, inputs["outputs"], inputs["lses"])
     return named(returned, ("output", "lse"), RULE, required=2)
 
 

@@ -18,6 +18,7 @@ from attnspec.golden.store import FormGolden
 from attnspec.reference import masks
 from attnspec.reference.multi_head import split_heads, visible_slots
 from attnspec.spec.dtypes import format_of
+from attnspec.spec.errors import InputError
 
 RULE = "accuracy.multi-head-within-budget"
 AXES = {"output": ("batch", "row", "column")}
@@ -29,19 +30,19 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     A subclass of `torch.nn.Module` is built as `target(d_model, num_heads)`, with `bias=False`, `d_k`, `d_v`, `kdim`
     or `vdim` where the case has them; its state is loaded from `w_q.weight`, `w_q.bias` and so on, and it is called in
     eval mode as `module(query, key, value, mask)`. Another callable is called as `target(query, key, value, mask,
-    parameters=..., num_heads=...)` with that state. Raises NotSupported where a signature lacks a word and where the
-    target raises.
+    parameters=..., num_heads=...)` with that state. Raises NotSupported where a signature lacks a word or the target
+    refuses by NotImplementedError, Violation where it raises anything else, InputError for a state of other names.
     """
     problem, inputs = cast(MultiHeadProblem, golden.case.problem), golden.inputs
     tokens = [inputs[name].clone() for name in ("query", "key", "value")]
     mask, state = inputs.get("mask"), parameters(inputs)
     with torch.no_grad():
         if isinstance(target, type) and issubclass(target, torch.nn.Module):
-            module = ran(build, target, problem, state)
-            returned = ran(module, *tokens, mask)
+            module = build(target, problem, state)
+            returned = ran(RULE, module, *tokens, mask)
         else:
             need(target, ("parameters", "num_heads"))
-            returned = ran(target, *tokens, mask, parameters=state, num_heads=problem.heads)
+            returned = ran(RULE, target, *tokens, mask, parameters=state, num_heads=problem.heads)
     if isinstance(returned, tuple | list) and returned:
         returned = returned[0]  # the output; what else there is, such as weights, has no vectors
     return named(returned, ("output",), RULE)
@@ -60,8 +61,8 @@ def parameters(inputs: Tensors) -> Tensors:
 
 
 def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tensors) -> torch.nn.Module:
-    """Return a module of a class with a state loaded, in eval mode and in the dtype of the state. Raises NotSupported
-    where its signature lacks a word that the problem needs."""
+    """Return a module of a class with a state loaded, in eval mode and in the dtype of the state. Raises what `run`
+    does."""
     words: dict[str, Any] = {name: getattr(problem, name) for name in ("d_k", "d_v", "kdim", "vdim")}
     options = {name: size for name, size in words.items() if size}
     if "d_k" in options or "d_v" in options:
@@ -71,8 +72,12 @@ def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tenso
     elif accepts(target, "bias"):
         options["bias"] = True
     need(target, options)
-    module = target(problem.d_model, problem.heads, **options).to(next(iter(state.values())).dtype)
-    module.load_state_dict(state)
+    module: torch.nn.Module = ran(RULE, target, problem.d_model, problem.heads, **options)
+    if module.state_dict().keys() != state.keys():
+        names = f"{', '.join(module.state_dict())}: use {', '.join(state)}"
+        raise InputError(f"the state of {target.__name__} has {names}, or name a function of the parameters")
+    module = module.to(next(iter(state.values())).dtype)
+    ran(RULE, module.load_state_dict, state)
     return module.eval()
 
 

@@ -32,14 +32,17 @@ def need(target: Target, names: Collection[str]) -> None:
         raise NotSupported(f"the signature has no {', '.join(missing)}", declared=False)
 
 
-def ran(target: Target, *arguments: Any, **options: Any) -> Any:
-    """Return what the target returns. Raises NotSupported where it raises, which is a refusal."""
+def ran(rule: str, target: Target, *arguments: Any, **options: Any) -> Any:
+    """Return what the target returns. Raises NotSupported where it raises NotImplementedError, a refusal, and Violation
+    of `rule` for every other exception."""
     try:
         return target(*arguments, **options)
     except KeyboardInterrupt:  # the user's own
         raise
+    except NotImplementedError as error:
+        raise NotSupported(f"refused: {in_one_line(error)}", declared=False) from error
     except BaseException as error:
-        raise NotSupported(f"raised {in_one_line(error)}", declared=False) from error
+        raise Violation(rule, f"raised {in_one_line(error)}") from error
 
 
 def named(returned: Any, names: tuple[str, ...], rule: str, required: int = 1) -> Tensors:

@@ -184,6 +184,7 @@ class MultiHeadProblem(WordProblem):
             "multi-head.concat-order": self.heads > 1,
             "multi-head.projections": True,
             "multi-head.output-projection": True,
+            "attention.scale-default": True,
             "accuracy.multi-head-within-budget": True,
         }
         return tuple(rule for rule, decides in table.items() if decides)
