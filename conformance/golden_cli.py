@@ -37,8 +37,8 @@ def golden_regenerate(
 ) -> None:
     """Compute every certified vector anew."""
     from attnspec.conformance.terminal import steps
-    from attnspec.golden.regenerate import regenerate, stale
     from attnspec.golden.files import VECTORS
+    from attnspec.golden.regenerate import regenerate, stale
 
     folder = out or VECTORS
     if out is None and not check and not (VECTORS.parents[1] / "pyproject.toml").is_file():

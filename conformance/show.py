@@ -29,10 +29,10 @@ def rules_with_checks() -> list[dict[str, Any]]:
         for rule_id in case.rules:
             if rule_id not in EVERY_CASE:
                 enforcing.setdefault(rule_id, {})[case.check] = None
-    for form_case in FORM_CASES:
-        for rule_id in form_case.rules:
+    for stored in FORM_CASES:
+        for rule_id in stored.rules:
             if rule_id not in EVERY_CASE:
-                enforcing.setdefault(rule_id, {})[form_check(form_case.form)] = None
+                enforcing.setdefault(rule_id, {})[form_check(stored.form)] = None
     return [
         {"id": rule.id, "strength": rule.strength, "chapter": rule.chapter, "checks": list(enforcing.get(rule.id, {}))}
         for rule in all_rules().values()

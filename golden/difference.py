@@ -54,4 +54,3 @@ def of_tensors(a: torch.Tensor, b: torch.Tensor) -> str | None:
     first = places[0].tolist()
     values = f"{a[tuple(first)].item()!r} and {b[tuple(first)].item()!r}"
     return f"{len(places)} of {a.numel()} elements differ, first at {first}: {values}"
-

@@ -33,6 +33,7 @@ NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 
 UNBOUNDED = ("lse", "lses", "attn_mask")  # tensors that may hold -inf
 
+
 @dataclass(frozen=True)
 class Entry:
     """What the manifest says of a case: its name, its form, and the SHA-256 of its two files, in hexadecimal."""

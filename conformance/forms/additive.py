@@ -20,7 +20,7 @@ from attnspec.spec.dtypes import format_of
 
 RULE = "accuracy.additive-within-budget"
 ROWS = ("batch", "head", "row")
-AXES = {"output": (*ROWS, "column"), "weights": (*ROWS, "key"), "lse": ROWS}
+AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "weights": (*ROWS, "key"), "lse": ROWS}
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:

@@ -19,7 +19,7 @@ from attnspec.spec.call import Call
 
 RULE = "accuracy.output-within-budget"
 ROWS = ("batch", "head", "row")
-AXES = {"output": (*ROWS, "column"), "lse": ROWS, "grad_query": (*ROWS, "column")}
+AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS, "grad_query": (*ROWS, "column")}
 AXES |= dict.fromkeys(("grad_key", "grad_value"), ("batch", "head", "key", "column"))
 LEAVES = ("query", "key", "value")
 

@@ -13,7 +13,7 @@ from attnspec.golden.store import FormGolden
 from attnspec.spec.dtypes import format_of
 
 RULE = "accuracy.merge-within-budget"
-AXES = {"output": ("batch", "head", "row", "column"), "lse": ("batch", "head", "row")}
+AXES: dict[str, tuple[str, ...]] = {"output": ("batch", "head", "row", "column"), "lse": ("batch", "head", "row")}
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:

@@ -21,7 +21,7 @@ from attnspec.spec.dtypes import format_of
 from attnspec.spec.errors import InputError
 
 RULE = "accuracy.multi-head-within-budget"
-AXES = {"output": ("batch", "row", "column")}
+AXES: dict[str, tuple[str, ...]] = {"output": ("batch", "row", "column")}
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:
@@ -63,10 +63,9 @@ def parameters(inputs: Tensors) -> Tensors:
 def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tensors) -> torch.nn.Module:
     """Return a module of a class with a state loaded, in eval mode and in the dtype of the state. Raises what `run`
     does."""
-    words: dict[str, Any] = {name: getattr(problem, name) for name in ("d_k", "d_v", "kdim", "vdim")}
-    options = {name: size for name, size in words.items() if size}
-    if "d_k" in options or "d_v" in options:
-        options |= dict(zip(("d_k", "d_v"), problem.dims, strict=True))
+    options: dict[str, Any] = {name: size for name in ("kdim", "vdim") if (size := getattr(problem, name))}
+    if problem.d_k or problem.d_v:
+        options = dict(zip(("d_k", "d_v"), problem.dims, strict=True)) | options
     if problem.no_bias:
         options["bias"] = False
     elif accepts(target, "bias"):
@@ -134,7 +133,9 @@ def _module(golden: FormGolden, a: Arithmetic) -> _Module:
     mask = visible_slots(inputs["mask"]) if "mask" in inputs else None
     w_o = inputs["w_o"].double().reshape(problem.d_model, problem.heads, -1).transpose(0, 1)
     visible = masks.visible(shape, mask, False, "upper_left")
-    return _Module(*(projected[x] for x in "qkv"), *(errors[x] for x in "qkv"), w_o=w_o, visible=visible)
+    q, k, v = (projected[layer] for layer in "qkv")
+    e_q, e_k, e_v = (errors[layer] for layer in "qkv")
+    return _Module(q, k, v, e_q, e_k, e_v, w_o, visible)
 
 
 def _attention(module: _Module, b: int, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -108,14 +108,14 @@ class DropoutProblem(FormProblem):
     def truth(self, inputs: Tensors) -> Arrays:
         """Return the true output and lse, and the gradients where the problem asks for them."""
         arrays = {name: numbers(tensor) for name, tensor in inputs.items()}
-        tensors = [arrays[name] for name in ("query", "key", "value")]
+        query, key, value = (arrays[name] for name in ("query", "key", "value"))
         options = self.options | {"attn_mask": arrays.get("attn_mask")}
         options |= {"dropout_p": self.dropout_p, "keep": arrays["keep"]}
-        exact = dropped_attention(*tensors, **options)
+        exact = dropped_attention(query, key, value, **options)
         found = {"output": exact.output, "lse": exact.lse}
         if "grad_output" not in arrays:
             return found
-        given = backward(*tensors, arrays["grad_output"], grad_lse=arrays.get("grad_lse"), **options)
+        given = backward(query, key, value, arrays["grad_output"], grad_lse=arrays.get("grad_lse"), **options)
         true = {f"grad_{name}": getattr(given, name) for name in Gradients._fields}
         return found | {name: array for name, array in true.items() if array is not None}
 

@@ -73,7 +73,9 @@ class WordProblem(FormProblem):
         format_named(self.dtype)
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(field.default) is int and not 0 <= value <= (LARGEST_SEED if field.name == "seed" else LARGEST_SIZE):
+            if type(field.default) is int and not 0 <= value <= (
+                LARGEST_SEED if field.name == "seed" else LARGEST_SIZE
+            ):
                 raise InputError(f"{field.name} is {value}: use 0 to {LARGEST_SIZE}")
         self.check()
 
@@ -83,7 +85,7 @@ class WordProblem(FormProblem):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a problem's string. Raises InputError that names the word at fault."""
-        defaults = {field.name: field.default for field in fields(cls)}
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(cls)}
         given: dict[str, Any] = {}
         for word in text.split("/"):
             name, equals, value = word.partition("=")
@@ -98,7 +100,7 @@ class WordProblem(FormProblem):
 
     def __str__(self) -> str:
         said = []
-        for field in fields(self):
+        for field in sorted(fields(self), key=lambda field: field.name in ("dtype", "seed")):  # these two come last
             value = getattr(self, field.name)
             if value != field.default:
                 number = f"{value:g}" if isinstance(value, float) else value

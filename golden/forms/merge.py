@@ -116,7 +116,8 @@ class MergeProblem(WordProblem):
             return np.ones(shape, np.bool_)
         if self.empty == "but_one":
             place = (draw.uniform("seeing", shape[1:]) * self.parts).astype(np.int64)
-            return np.arange(self.parts)[:, None, None, None] != place
+            alone: npt.NDArray[np.bool_] = np.arange(self.parts)[:, None, None, None] != place
+            return alone
         empty = draw.chance("empty", shape, EMPTY_SHARE)
         empty[..., :1] = True
         return empty

@@ -52,9 +52,13 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "A row that no head can see through is the bias of the output projection, or 0 without one.": {
         "multi-head-empty-row-float32": "b=2/q=5/k=7/d_model=16/heads=4/mask=empty/seed=740",
-        "multi-head-empty-row-int-float64": "q=5/k=7/d_model=8/heads=2/mask=empty/mask_dtype=int32/dtype=float64/seed=741",
+        "multi-head-empty-row-int-float64": (
+            "q=5/k=7/d_model=8/heads=2/mask=empty/mask_dtype=int32/dtype=float64/seed=741"
+        ),
         "multi-head-empty-row-no-bias-float32": "q=5/k=7/d_model=16/heads=2/no_bias/mask=empty/seed=742",
-        "multi-head-empty-row-bfloat16": "q=5/k=7/d_model=16/heads=2/mask=empty/mask_dtype=float32/dtype=bfloat16/seed=743",
+        "multi-head-empty-row-bfloat16": (
+            "q=5/k=7/d_model=16/heads=2/mask=empty/mask_dtype=float32/dtype=bfloat16/seed=743"
+        ),
     },
     "Sharp weights: scores several times larger than usual.": {
         "multi-head-large-scores-float32": "q=9/k=9/d_model=16/heads=2/same/scores=6/seed=750",
@@ -65,11 +69,11 @@ GROUPS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class MultiHeadProblem(WordProblem):
-    """A multi-head module and its tokens. b, q, k: batch, q_len, k_len. kdim, vdim: 0 is d_model; d_k, d_v: 0 is d_model
-    / heads. no_bias: no projection adds one. same: query, key and value are the same tokens. mask: `padding` (batch, 1,
-    1, k_len); `rows` (random), `causal` and `empty` (random, and the first row sees nothing), (batch, 1, q_len, k_len);
-    `heads` (batch, heads, q_len, k_len), in which the first row of the first head sees nothing. mask_dtype: bool, int32
-    or float32. scores: factor on the projection of the queries."""
+    """A multi-head module and its tokens. b, q, k: batch, q_len, k_len. kdim, vdim: 0 is d_model; d_k, d_v: 0 is
+    d_model / heads. no_bias: no projection adds one. same: query, key and value are the same tokens. mask: `padding`
+    (batch, 1, 1, k_len); `rows` (random), `causal` and `empty` (random, and the first row sees nothing), (batch, 1,
+    q_len, k_len); `heads` (batch, heads, q_len, k_len), in which the first row of the first head sees nothing.
+    mask_dtype: bool, int32 or float32. scores: factor on the projection of the queries."""
 
     form: ClassVar[str] = "multi_head"
     truths: ClassVar[tuple[str, ...]] = ("output",)

@@ -70,8 +70,8 @@ def backward(
     Raises InputError for arguments that do not fit and for a NaN or an infinity that takes part, UndecidedError where
     PRECISION_CAP bits do not prove a rounding (module `gradient_ties` says which entries can come to that). Rules
     `backward.query`, `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.grouped`,
-    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`, `backward.dropout`. Source:
-    Dao et al. 2022 (FlashAttention), appendix B.2.
+    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`, `backward.dropout`.
+    Source: Dao et al. 2022 (FlashAttention), appendix B.2.
     """
     alignment = causal_alignment if is_causal else None
     given = checked_input(
@@ -206,10 +206,7 @@ def _dropped(dropout_p: float, keep: NDArray[np.bool_], shape: tuple[int, ...]) 
     """Return D = keep / (1 - dropout_p) of each batch element and head, (q_len, k_len). Raises InputError."""
     found = keep_factor(dropout_p, keep, shape)
     factor = fmpq(found.numerator, found.denominator)
-    return {
-        (b, h): fmpq_mat(*shape[2:], [int(kept) for kept in keep[b, h].ravel()]) * factor
-        for b, h in np.ndindex(shape[:2])
-    }
+    return {(b, h): fmpq_mat(keep[b, h].astype(int).tolist()) * factor for b, h in np.ndindex(shape[:2])}
 
 
 def _zeros(shape: tuple[int, ...]) -> Balls:

@@ -5,7 +5,7 @@ import math
 import torch
 
 
-class target(torch.nn.Module):  # noqa: N801
+class target(torch.nn.Module):
     def __init__(self, d_model, num_heads, bias=True, d_k=None, d_v=None, kdim=None, vdim=None):
         super().__init__()
         self.d_model, self.num_heads = d_model, num_heads
