@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from attnspec.conformance import SUITE_VERSION
+from attnspec.conformance.golden_cli import Json, golden_app
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.errors import InputError
 
@@ -26,15 +27,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-golden_app = typer.Typer(help="The certified vectors: check, regenerate, compare.", no_args_is_help=True)
 list_app = typer.Typer(help="List backends, profiles, rules or cases.", no_args_is_help=True)
 app.add_typer(golden_app, name="golden")
 app.add_typer(list_app, name="list")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 Target = Annotated[str, typer.Argument(help="A backend's name, package.module:attr or path/to/file.py:attr.")]
-Folder = Annotated[Path, typer.Argument(help="A folder of vectors.")]
-StoredFolder = Annotated[Path | None, typer.Argument(help="A folder of vectors; default: where they are stored.")]
 
 
 def main() -> None:
@@ -185,55 +182,6 @@ def matrix(
     from attnspec.conformance.matrix_run import run_matrix
 
     raise typer.Exit(run_matrix(backends.split(",") if backends else None, level, jobs, out))
-
-
-@golden_app.command("check")
-def golden_check(folder: StoredFolder = None, as_json: Json = False) -> None:
-    """Check schema, hashes, shapes and numbers of the stored vectors, in seconds."""
-    from attnspec.golden.store import VECTORS, check
-
-    count = check(folder or VECTORS)
-    typer.echo(json.dumps({"cases": count}) if as_json else f"{count} cases are whole")
-
-
-@golden_app.command("regenerate")
-def golden_regenerate(
-    out: Annotated[Path | None, typer.Option(help="Folder for the vectors; default: where they are stored.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Recompute, compare bytes, write nothing.")] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 is one a core.")] = 0,
-) -> None:
-    """Compute every certified vector anew."""
-    from attnspec.conformance.terminal import steps
-    from attnspec.golden.regenerate import regenerate, stale
-    from attnspec.golden.store import VECTORS
-
-    folder = out or VECTORS
-    if out is None and not check and not (VECTORS.parents[1] / "pyproject.toml").is_file():
-        raise InputError(
-            "golden regenerate would overwrite the installed vectors: name a folder with --out, or --check"
-        )
-    with steps("golden vectors") as progress:
-        if check:
-            differing = stale(folder, jobs or None, progress)
-        else:
-            count = regenerate(folder, jobs or None, progress)
-    if not check:
-        typer.echo(f"{count} cases written to {folder}")
-        return
-    for line in differing:
-        typer.echo(line)
-    typer.echo(f"{len(differing)} files differ" if differing else "every file is byte for byte the same")
-    raise typer.Exit(1 if differing else 0)
-
-
-@golden_app.command("diff")
-def golden_diff(a: Folder, b: Folder, as_json: Json = False) -> None:
-    """Compare two folders of vectors. Exit 0: the same; 1: different."""
-    from attnspec.golden.difference import diff
-
-    lines = diff(a, b)
-    typer.echo(json.dumps(lines, indent=1) if as_json else "\n".join(lines) or "no difference")
-    raise typer.Exit(1 if lines else 0)
 
 
 @list_app.command("backends")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from attnspec.conformance.catalogue import BY_NAME, EVERY_CASE, case_named, cases
+from attnspec.golden.forms import FORM_CASES, form_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.rules import all_rules
 
@@ -15,6 +16,8 @@ def facts_of(name: str) -> dict[str, Any]:
     if name in all_rules():
         return _rule(name)
     if "/" not in name:
+        if name in {case.name for case in FORM_CASES}:
+            return _form_case(name)
         raise InputError(f"{name!r} is no rule and no case: see `attnspec list rules` and `attnspec list cases`")
     return _case(name)
 
@@ -26,6 +29,10 @@ def rules_with_checks() -> list[dict[str, Any]]:
         for rule_id in case.rules:
             if rule_id not in EVERY_CASE:
                 enforcing.setdefault(rule_id, {})[case.check] = None
+    for stored in FORM_CASES:
+        for rule_id in stored.rules:
+            if rule_id not in EVERY_CASE:
+                enforcing.setdefault(rule_id, {})[form_check(stored.form)] = None
     return [
         {"id": rule.id, "strength": rule.strength, "chapter": rule.chapter, "checks": list(enforcing.get(rule.id, {}))}
         for rule in all_rules().values()
@@ -34,13 +41,14 @@ def rules_with_checks() -> list[dict[str, Any]]:
 
 def _rule(rule_id: str) -> dict[str, Any]:
     rule = all_rules()[rule_id]
-    enforcing = [case for case in cases("full") if rule_id in case.rules]
+    enforcing = [case.check for case in cases("full") if rule_id in case.rules]
+    enforcing += [form_check(case.form) for case in FORM_CASES if rule_id in case.rules]
     return {
         "rule": rule.id,
         "strength": rule.strength,
         "chapter": rule.chapter,
         "text": rule.text,
-        "checks": ["every check"] if rule_id in EVERY_CASE else list(dict.fromkeys(case.check for case in enforcing)),
+        "checks": ["every check"] if rule_id in EVERY_CASE else list(dict.fromkeys(enforcing)),
         **({"not checked": rule.unchecked} if rule.unchecked else {}),
         "cases": len(cases("full")) if rule_id in EVERY_CASE else len(enforcing),
     }
@@ -59,4 +67,21 @@ def _case(case_id: str) -> dict[str, Any]:
         "rules": list(case.rules),
         "profiles": list(case.profiles),
         "rerun": f"attnspec validate TARGET --case '{case.id}'",
+    }
+
+
+def form_check(form: str) -> str:
+    """Return what enforces the rules of a form's cases: `attnspec golden hold`."""
+    return f"golden hold --form {form}"
+
+
+def _form_case(name: str) -> dict[str, Any]:
+    case = form_case(name)
+    return {
+        "case": case.name,
+        "form": case.form,
+        "shows": case.note,
+        "problem": str(case.problem),
+        "rules": list(case.rules),
+        "rerun": f"attnspec golden hold TARGET --form {case.form} --case {case.name}",
     }

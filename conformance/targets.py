@@ -65,8 +65,8 @@ def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None
     return Kernel(target, name, found, declared, backward=backward)
 
 
-def load_attribute(target: str) -> Any:
-    """Import a target's module and return its attribute. Raises InputError."""
+def load_attribute(target: str, classes: bool = False) -> Any:
+    """Import a target's module and return its attribute. classes: whether it may be a class. Raises InputError."""
     place, colon, attribute = target.rpartition(":")
     if not colon or not place or not attribute:
         known = ", ".join(backend_names())
@@ -80,7 +80,7 @@ def load_attribute(target: str) -> Any:
         raise InputError(_import_failed(place, error)) from None
     if not callable(found):
         raise InputError(f"target {target!r}: {attribute} is not callable, but {type(found).__name__}")
-    if isinstance(found, type):
+    if isinstance(found, type) and not classes:
         raise InputError(f"target {target!r}: {attribute} is a class: name an instance of it, or a function")
     return found
 

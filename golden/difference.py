@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from attnspec.golden.store import Entry, Golden, dtype_name, manifest, read
+from attnspec.golden.files import Entry, dtype_name, manifest
+from attnspec.golden.store import read_parts
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
 
@@ -28,13 +29,12 @@ def diff(a: Path, b: Path) -> list[str]:
 
 def _of_case(entry_a: Entry, a: Path, entry_b: Entry, b: Path) -> list[str]:
     """Return the differences of a case that both folders hold."""
-    golden_a, golden_b = read(entry_a, a), read(entry_b, b)
+    (case_a, tensors_a), (case_b, tensors_b) = read_parts(entry_a, a), read_parts(entry_b, b)
     lines = [
         f"{entry_a.name}: {field} {mine} and {other}"
         for field in ("problem", "rules", "note")
-        if (mine := getattr(golden_a.case, field)) != (other := getattr(golden_b.case, field))
+        if (mine := getattr(case_a, field)) != (other := getattr(case_b, field))
     ]
-    tensors_a, tensors_b = _tensors(golden_a), _tensors(golden_b)
     for name in sorted(tensors_a.keys() | tensors_b.keys()):
         if name not in tensors_a or name not in tensors_b:
             lines.append(f"{entry_a.name}: {name} only in {a if name in tensors_a else b}")
@@ -54,10 +54,3 @@ def of_tensors(a: torch.Tensor, b: torch.Tensor) -> str | None:
     first = places[0].tolist()
     values = f"{a[tuple(first)].item()!r} and {b[tuple(first)].item()!r}"
     return f"{len(places)} of {a.numel()} elements differ, first at {first}: {values}"
-
-
-def _tensors(golden: Golden) -> dict[str, torch.Tensor]:
-    call = golden.call
-    tensors = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
-    tensors |= {"output": golden.output, "lse": golden.lse}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -25,8 +25,10 @@ import torch
 from safetensors.torch import save
 
 from attnspec.golden.cases import CASES, GoldenCase
+from attnspec.golden.files import FORMAT, MANIFEST, VECTORS, dtype_name, files_of, sha256
+from attnspec.golden.forms import FORM_CASES
+from attnspec.golden.forms.form import FormCase
 from attnspec.golden.inputs import make_call
-from attnspec.golden.store import FORMAT, MANIFEST, VECTORS, dtype_name, files_of, sha256
 from attnspec.reference.exact import attention
 from attnspec.reference.exact.backward import backward
 from attnspec.spec import SPEC_VERSION
@@ -34,19 +36,23 @@ from attnspec.spec.call import Call, Gradients
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 
+Case = GoldenCase | FormCase
+ALL_CASES: tuple[Case, ...] = (*CASES, *FORM_CASES)
+
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the last
 
 
 class Files(NamedTuple):
-    """The content of a case's two files."""
+    """The content of a case's two files, and its form."""
 
     name: str
     case: bytes
     tensors: bytes
+    form: str
 
 
 def regenerate(
-    out: Path = VECTORS, jobs: int | None = None, progress: Progress | None = None, cases: Iterable[GoldenCase] = CASES
+    out: Path = VECTORS, jobs: int | None = None, progress: Progress | None = None, cases: Iterable[Case] = ALL_CASES
 ) -> int:
     """Compute every case anew and put the set into the folder `out`; return the number of cases.
 
@@ -68,7 +74,7 @@ def stale(
     folder: Path = VECTORS,
     jobs: int | None = None,
     progress: Progress | None = None,
-    cases: Iterable[GoldenCase] = CASES,
+    cases: Iterable[Case] = ALL_CASES,
 ) -> list[str]:
     """Compute every case anew and compare the bytes with those in `folder`; return a line for each file that differs.
 
@@ -91,20 +97,22 @@ def stale(
 def contents(made: list[Files]) -> dict[str, bytes]:
     """Return the content of every file of a folder by its name, the manifest's too."""
     made = sorted(made)
-    entries = [{"name": f.name, "sha256": {"case": sha256(f.case), "tensors": sha256(f.tensors)}} for f in made]
+    entries = [
+        {"name": f.name, "form": f.form, "sha256": {"case": sha256(f.case), "tensors": sha256(f.tensors)}} for f in made
+    ]
     manifest = {"format": FORMAT, "spec_version": SPEC_VERSION, "cases": entries}
     files = {MANIFEST: to_json(manifest)}
-    for name, *both in made:
+    for name, *both, _ in made:
         files |= dict(zip(files_of(name), both, strict=True))
     return files
 
 
-def make_all(cases: Iterable[GoldenCase], jobs: int | None, progress: Progress | None) -> list[Files]:
+def make_all(cases: Iterable[Case], jobs: int | None, progress: Progress | None) -> list[Files]:
     """Return the files of every case; the largest are computed first. Raises InputError for less than one job."""
     jobs = (os.cpu_count() or 1) if jobs is None else jobs
     if jobs < 1:
         raise InputError(f"jobs is {jobs}: use 1 or more")
-    largest_first = sorted(cases, key=lambda case: -work(case.problem))
+    largest_first = sorted(cases, key=lambda case: -work(case))
     made: list[Files] = []
     for files in _results(largest_first, jobs):
         made.append(files)
@@ -113,7 +121,7 @@ def make_all(cases: Iterable[GoldenCase], jobs: int | None, progress: Progress |
     return made
 
 
-def _results(cases: list[GoldenCase], jobs: int) -> Iterator[Files]:
+def _results(cases: list[Case], jobs: int) -> Iterator[Files]:
     """Yield the files of each case as they are ready; in this process for one job."""
     if jobs == 1:
         yield from map(make, cases)
@@ -132,18 +140,29 @@ def _leave_interrupts_to_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def make(case: GoldenCase) -> Files:
-    """Return the files of a case: its inputs as bits of the storage dtype, and the true output and lse as float64."""
-    tensors = tensors_of(case.problem)
-    described = {name: {"dtype": dtype_name(t), "shape": list(t.shape)} for name, t in tensors.items()}
-    case_json = {
-        "name": case.name,
-        "problem": case.problem.to_json(),
-        "rules": list(case.rules),
-        "note": case.note,
-        "tensors": described,
-    }
-    return Files(case.name, to_json(case_json), save(tensors))
+def make(case: Case) -> Files:
+    """Return the files of a case: its inputs as bits of the storage dtype, and the true results as float64."""
+    described: dict[str, object] = {"name": case.name, "rules": list(case.rules), "note": case.note}
+    if isinstance(case, FormCase):
+        tensors = form_tensors_of(case)
+        described |= {"form": case.form, "problem": str(case.problem)}
+    else:
+        tensors = tensors_of(case.problem)
+        described |= {"problem": case.problem.to_json()}
+    described["tensors"] = {name: {"dtype": dtype_name(t), "shape": list(t.shape)} for name, t in tensors.items()}
+    return Files(case.name, to_json(described), save(tensors), form_of(case))
+
+
+def form_of(case: Case) -> str:
+    """Return the name of a case's form."""
+    return case.form if isinstance(case, FormCase) else "attention"
+
+
+def form_tensors_of(case: FormCase) -> dict[str, torch.Tensor]:
+    """Return the tensors that are stored of a case of another form than attention, by name."""
+    inputs = case.problem.inputs()
+    true = {name: torch.from_numpy(array + 0.0) for name, array in case.problem.truth(inputs).items()}  # no -0
+    return {name: tensor.contiguous() for name, tensor in (inputs | true).items()}
 
 
 def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
@@ -186,8 +205,11 @@ def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return array
 
 
-def work(p: Problem) -> int:
+def work(case: Case) -> int:
     """Return a number that grows with the time a case takes."""
+    if isinstance(case, FormCase):
+        return case.problem.work()
+    p = case.problem
     return p.batch * p.q_heads * p.q_len * p.k_len * (p.head_dim + p.value_dim)
 
 

@@ -128,8 +128,8 @@ def absolute_sums(tensors: list[torch.Tensor], options: dict[str, Any]) -> Gradi
 
 def agree(left: ExactGradients, right: Gradients, sizes: Gradients) -> bool:
     """Whether the gradients are the same within 1e-13 of the sums of absolute terms."""
-    for name, b, size in zip(NAMES, right, sizes, strict=True):
-        a = getattr(left, name)
+    for name in NAMES:
+        a, b, size = (getattr(x, name) for x in (left, right, sizes))
         if (a is None) != (b is None) or (a is not None and a.shape != b.shape):
             return False
         if a is not None and (abs(a - b.numpy()) > 1e-13 * size.numpy()).any():

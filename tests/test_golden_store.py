@@ -15,8 +15,9 @@ from safetensors.torch import save
 
 from attnspec.golden.cases import golden_case
 from attnspec.golden.difference import diff
+from attnspec.golden.files import MANIFEST, sha256
 from attnspec.golden.regenerate import regenerate
-from attnspec.golden.store import MANIFEST, check, load, sha256
+from attnspec.golden.store import check, load
 from attnspec.spec.errors import InputError
 
 SMALL = ("causal-lower-right-tall-float32", "mask-float-shape-b1q1-float16", "zero-keys-float32")

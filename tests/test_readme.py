@@ -29,6 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("readme")
     (kernel,) = (block for language, block in BLOCKS if language == "python")
     (place / "my_kernel.py").write_text(kernel)
+    module, _ = (block for language, block in BLOCKS if language == "py")
+    (place / "my_module.py").write_text(module)
     assert ".tril()" in kernel
     (place / "shifted_kernel.py").write_text(kernel.replace(".tril()", ".tril(diagonal=1)"))
     return place

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from attnspec.golden.forms import FORMS
 from attnspec.spec import schemas
 from attnspec.spec.capabilities import ACCURACIES, FEATURES, LSE_BASES, Capabilities, covers
 from attnspec.spec.dtypes import FORMATS
@@ -64,6 +65,11 @@ def test_schemas_know_the_vocabulary_of_the_code() -> None:
     declared = schemas.schema("capabilities")["properties"]
     known = schemas.schema("capabilities")["$defs"]["feature"]["enum"]
     assert list(problem) == [field.name for field in fields(Problem)]
+    assert schemas.schema("form-case")["properties"]["form"]["enum"] == list(FORMS)
+    assert schemas.schema("golden-manifest")["properties"]["cases"]["items"]["properties"]["form"]["enum"] == [
+        "attention",
+        *FORMS,
+    ]
     assert problem["values"]["enum"] == list(VALUES)
     assert problem["dtype"]["enum"] == list(FORMATS)
     assert problem["causal"]["enum"] == [*CAUSAL_ALIGNMENTS, None]
@@ -94,7 +100,18 @@ CASE: dict[str, Any] = {
 MANIFEST: dict[str, Any] = {
     "format": 1,
     "spec_version": "0.1",
-    "cases": [{"name": "causal-wide-float32", "sha256": {"case": "0" * 64, "tensors": "f" * 64}}],
+    "cases": [{"name": "causal-wide-float32", "form": "attention", "sha256": {"case": "0" * 64, "tensors": "f" * 64}}],
+}
+FORM_CASE: dict[str, Any] = {
+    "name": "merge-two-float32",
+    "form": "merge",
+    "problem": "q=5/shift=-200/garbage/seed=600",
+    "rules": ["flash.merge-associative"],
+    "note": "Two parts.",
+    "tensors": {
+        "outputs": {"dtype": "float32", "shape": [2, 1, 1, 5, 8]},
+        "output": {"dtype": "float64", "shape": [5]},
+    },
 }
 DECLARED: dict[str, Any] = {
     name: list(value) if isinstance(value, tuple) else value for name, value in Capabilities().to_json().items()
@@ -157,6 +174,7 @@ EXPECTED: dict[str, Any] = {"format": 1, "backend": "torch_eager", "entries": [E
     ("name", "data"),
     [
         ("case", CASE),
+        ("form-case", FORM_CASE),
         ("golden-manifest", MANIFEST),
         ("capabilities", DECLARED),
         ("report", HEADER),
@@ -182,9 +200,15 @@ def test_a_schema_accepts(name: str, data: dict[str, Any]) -> None:
         ("case", CASE | {"problem": {**CASE["problem"], "q_len": 10**9}}),
         ("case", CASE | {"problem": {**CASE["problem"], "scale": math.inf}}),
         ("case", CASE | {"tensors": {"query": {"dtype": "int8", "shape": [1]}}}),
+        ("form-case", FORM_CASE | {"form": "attention"}),
+        ("form-case", FORM_CASE | {"problem": "q=5 seed=600"}),
+        ("form-case", FORM_CASE | {"problem": CASE["problem"]}),
+        ("form-case", FORM_CASE | {"tensors": {"output": {"dtype": "float64", "shape": [1] * 6}}}),
+        ("form-case", FORM_CASE | {"tensors": {"outputs": {"dtype": "float64", "shape": [1]}}}),
         ("golden-manifest", MANIFEST | {"format": 2}),
+        ("golden-manifest", MANIFEST | {"cases": [MANIFEST["cases"][0] | {"form": "softmax"}]}),
         ("golden-manifest", MANIFEST | {"cases": MANIFEST["cases"] * 2}),
-        ("golden-manifest", MANIFEST | {"cases": [{"name": "a", "sha256": {"case": "0", "tensors": "0"}}]}),
+        ("golden-manifest", MANIFEST | {"cases": [MANIFEST["cases"][0] | {"sha256": {"case": "0", "tensors": "0"}}]}),
         ("capabilities", DECLARED | {"features": ["attn_mask.rank5"]}),
         ("capabilities", DECLARED | {"head_dims": [1, 2, 3]}),
         ("report", HEADER | {"kind": "head"}),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from flint import arb, arb_mat
+from flint import arb, arb_mat, fmpq, fmpq_mat
 from numpy.typing import NDArray
 
+from attnspec.reference.exact.dropout import keep_factor
 from attnspec.reference.exact.gradient_ties import Addend, factor_ball, settle
 from attnspec.reference.exact.head_gradient import HeadGradient, ball_matrix, exact
 from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale
@@ -58,20 +59,23 @@ def backward(
     key_lengths: NDArray[np.integer] | None = None,
     sinks: NDArray[np.floating] | None = None,
     window_size: tuple[int, int] | None = None,
+    dropout_p: float = 0.0,
+    keep: NDArray[np.bool_] | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
     """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, each rounded once.
 
-    query to value and attn_mask to rounded_to are those of `attnspec.reference.exact.attention`. grad_output: gradient
-    of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the lse,
-    (batch, q_heads, q_len), None for 0; float16, float32 or float64, read as exact numbers. Rows that see no key and
-    slots that are hidden add 0; zeros are +0.
+    query to value and attn_mask to key_lengths are those of `attnspec.reference.exact.attention`. grad_output:
+    gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
+    lse, (batch, q_heads, q_len), None for 0; float16, float32 or float64, read as exact numbers. dropout_p, keep: those
+    of `attnspec.reference.exact.dropout.dropped_attention`; None for no dropout. Rows that see no key and slots that
+    are hidden add 0; zeros are +0.
 
     Raises InputError for arguments that do not fit and for a NaN or an infinity that takes part, UndecidedError where
     PRECISION_CAP bits do not prove a rounding (module `gradient_ties` says which entries can come to that). Rules
     `backward.query`, `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.grouped`,
-    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`. Source: Dao et al. 2022
-    (FlashAttention), appendix B.2.
+    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`, `backward.dropout`.
+    Source: Dao et al. 2022 (FlashAttention), appendix B.2.
     """
     given = checked_input(
         query,
@@ -90,8 +94,11 @@ def backward(
     lse_shape = given.output_shape[:3]
     grad_lse = _checked_gradient("grad_lse", np.zeros(lse_shape) if grad_lse is None else grad_lse, lse_shape, seeing)
     factor = scale_of(checked_scale(scale), given.query.shape[3])
+    drops = None if keep is None else _dropped(dropout_p, keep, given.visible.shape)
     heads = {
-        (b, h): HeadGradient(given.head(b, h), grad_output[b, h], grad_lse[b, h], factor)
+        (b, h): HeadGradient(
+            given.head(b, h), grad_output[b, h], grad_lse[b, h], factor, None if drops is None else drops[b, h]
+        )
         for b, h in np.ndindex(lse_shape[:2])
     }
     slots = given.visible.shape if sinks is None else (*given.visible.shape[:3], given.visible.shape[3] - 1)
@@ -103,8 +110,7 @@ def backward(
 
 @dataclass(frozen=True)
 class Entries:
-    """Which entry of an additive term each slot (batch, q_heads, q_len, keys) reads, counted in row-major order; -1
-    for
+    """Which entry of an additive term each slot (batch, q_heads, q_len, keys) reads, counted in row-major order, -1 for
     none. shape: of the term."""
 
     shape: tuple[int, ...]
@@ -232,6 +238,13 @@ def _checked_gradient(
         where = tuple(faults[0].tolist())
         raise InputError(f"{name} holds {array[where]} at {where}: the exact oracle takes finite numbers there")
     return np.where(used, array, 0.0).astype(np.float64)
+
+
+def _dropped(dropout_p: float, keep: NDArray[np.bool_], shape: tuple[int, ...]) -> dict[tuple[int, int], fmpq_mat]:
+    """Return D = keep / (1 - dropout_p) of each batch element and head, (q_len, k_len). Raises InputError."""
+    found = keep_factor(dropout_p, keep, shape)
+    factor = fmpq(found.numerator, found.denominator)
+    return {(b, h): fmpq_mat(keep[b, h].astype(int).tolist()) * factor for b, h in np.ndindex(shape[:2])}
 
 
 def _zeros(shape: tuple[int, ...]) -> Balls:

@@ -23,13 +23,14 @@ class HeadGradient:
     """One query head with the gradients that come into it.
 
     given: what the head sees; grad_output: (q_len, value_dim); grad_lse: (q_len,); both finite, and 0 in rows that see
-    no key.
+    no key. dropped: D_ij, what dropout multiplies each weight by, (q_len, k_len); None for 1 everywhere.
     """
 
     given: HeadInput
     grad_output: NDArray[np.float64]
     grad_lse: NDArray[np.float64]
     scale: Scale
+    dropped: fmpq_mat | None = None
 
     @cached_property
     def scores(self) -> Scores:
@@ -43,9 +44,12 @@ class HeadGradient:
 
     @cached_property
     def products(self) -> list[list[fmpq]]:
-        """a_ij = do_i . v_j, the gradient of weight j of row i, exact."""
+        """a_ij = D_ij do_i . v_j, the gradient of weight j of row i, exact."""
         product = dyadic_matrix(self.grad_output).times_transposed(dyadic_matrix(self.given.value))
-        return rational_matrix(product).table()
+        table: list[list[fmpq]] = rational_matrix(product).table()
+        if self.dropped is None:
+            return table
+        return [[d * a for d, a in zip(*rows, strict=True)] for rows in zip(self.dropped.table(), table, strict=True)]
 
     @cached_property
     def groups_of_row(self) -> list[dict[Gap, list[int]]]:
@@ -53,7 +57,7 @@ class HeadGradient:
         return [self._groups(row, keys) if keys else {} for row, keys in enumerate(self.keys_of_row)]
 
     def weights_and_grad_scores(self) -> tuple[arb_mat, arb_mat]:
-        """Return p_ij and ds_ij = p_ij (a_ij - delta_i + dlse_i), (q_len, k_len), as balls of the working precision.
+        """Return D_ij p_ij and ds_ij = p_ij (a_ij - delta_i + dlse_i), (q_len, k_len), balls of the working precision.
 
         Both a_ij and delta_i are taken relative to the key t of the largest score,
         ds_ij = p_ij ((a_ij - a_it + dlse_i) - sum_l p_il (a_il - a_it)),
@@ -75,6 +79,8 @@ class HeadGradient:
             for j, exponential, a in zip(keys, exponentials, beyond, strict=True):
                 weights[i, j] = exponential / total
                 grad_scores[i, j] = weights[i, j] * (a + grad_lse - drift)
+                if self.dropped is not None:
+                    weights[i, j] *= self.dropped[i, j]
         return weights, grad_scores
 
     def of_scores(self, row: int, multipliers: Mapping[int, fmpq]) -> Addend:
@@ -84,7 +90,9 @@ class HeadGradient:
         return Addend(self.groups_of_row[row], direct, multipliers, products)
 
     def of_weights(self, row: int, multipliers: Mapping[int, fmpq]) -> Addend:
-        """Return sum_j x_j p_j over the visible keys of a row that sees one."""
+        """Return sum_j x_j D_j p_j over the visible keys of a row that sees one."""
+        if self.dropped is not None:
+            multipliers = {j: x * self.dropped[row, j] for j, x in multipliers.items()}
         return Addend(self.groups_of_row[row], multipliers, {}, self.products[row])
 
     def _groups(self, row: int, keys: list[int]) -> dict[Gap, list[int]]:

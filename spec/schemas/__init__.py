@@ -9,7 +9,7 @@ from typing import Any
 
 from attnspec.spec.errors import InputError
 
-NAMES = ("case", "golden-manifest", "capabilities", "report", "expectations")
+NAMES = ("case", "form-case", "golden-manifest", "capabilities", "report", "expectations")
 
 
 @cache

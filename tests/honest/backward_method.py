@@ -11,9 +11,7 @@ class Backend:
     """Declares the backward pass, and keeps nothing between the two."""
 
     name = "backward_method"
-    capabilities = Capabilities(
-        features=(*(name for name in FEATURES if name not in LATER), "backward")
-    )
+    capabilities = Capabilities(features=(*(name for name in FEATURES if name not in LATER), "backward"))
 
     @torch.no_grad()
     def __call__(

@@ -6,6 +6,7 @@ from mutants import (
     causal,
     dispatch,
     dropout,
+    forms,
     gradients,
     heads,
     lengths,
@@ -34,8 +35,8 @@ def all_mutants() -> tuple[Mutant, ...]:
 
 
 def mutant_named(name: str) -> Mutant:
-    """Return one mutant. Raises SystemExit that lists the names."""
-    named = {mutant.name: mutant for mutant in all_mutants()}
+    """Return one mutant, of a kernel or of a form. Raises SystemExit that lists the names."""
+    named = {mutant.name: mutant for mutant in (*all_mutants(), *forms.form_mutants())}
     if name not in named:
         raise SystemExit(f"no mutant is called {name!r}; use one of:\n" + "\n".join(named))
     return named[name]

@@ -18,9 +18,12 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `mutants` is the package, here as under pytest
 
 from attnspec.conformance.catalogue import EVERY_CASE, cases
+from attnspec.conformance.show import form_check
 from attnspec.golden.cases import CASES
+from attnspec.golden.forms import FORM_CASES
 from attnspec.spec.rules import Rule, all_rules
 from mutants import all_mutants
+from mutants.forms import form_mutants
 
 SHOWN = 4  # names in a cell
 EVERY_CHECK = "every check"
@@ -55,7 +58,11 @@ def traces() -> tuple[Trace, ...]:
     for golden in CASES:
         for name in golden.rules:
             vectors[name][golden.name] = None
-    for mutant in all_mutants():
+    for case in FORM_CASES:
+        for name in case.rules:
+            checks[name][form_check(case.form)] = None
+            vectors[name][case.name] = None
+    for mutant in (*all_mutants(), *form_mutants()):
         mutants[mutant.rule][mutant.name] = None
     return tuple(
         Trace(rule, tuple(checks[rule.id]), tuple(vectors[rule.id]), tuple(mutants[rule.id]))

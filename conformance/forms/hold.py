@@ -1,0 +1,160 @@
+"""Holding a target to the vectors of a form: each case run, compared within its budget, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from attnspec.conformance.comparison import Comparison, compare
+from attnspec.conformance.forms import additive, dropout, merge, multi_head
+from attnspec.conformance.forms.target import Target, Tensors
+from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.golden.forms.form import lse_dtype
+from attnspec.golden.store import FormGolden, load_form, load_forms
+from attnspec.spec.dtypes import format_of
+from attnspec.spec.errors import InputError
+
+SPECIAL = {  # rule of an element that is wrong in rows that see nothing
+    "merge": "flash.merge-empty",
+    "multi_head": "multi-head.empty-row",
+    "additive": "additive.mask",
+    "dropout": "mask.fully-masked-row",
+}
+
+
+class Form(NamedTuple):
+    """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class;
+    axes: of each tensor; rule: of a result that is beyond its budget."""
+
+    run: Callable[[Target, FormGolden], Tensors]
+    budgets: Callable[[FormGolden, str], Tensors]
+    axes: dict[str, tuple[str, ...]]
+    rule: str
+
+
+FORMS = {
+    "dropout": Form(dropout.run, dropout.budgets, dropout.AXES, dropout.RULE),
+    "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE),
+    "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
+    "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What came of one case. outcome: `pass`, `fail` or `not_supported`. rules: ids that the case enforces; rule: the
+    one that is broken. error_over_budget: of the worst element; what: a line; details: more lines, with labels."""
+
+    case: str
+    outcome: str
+    rules: tuple[str, ...]
+    rule: str | None = None
+    error_over_budget: float | None = None
+    what: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+
+
+def hold(target: Target, form: str, accuracy: str = "fused", names: tuple[str, ...] = ()) -> Iterator[Held]:
+    """Run a target on the vectors of a form and yield what came of each case.
+
+    target: as the module of the form in `attnspec.conformance.forms` says. form: `dropout`, `merge`, `multi_head` or
+    `additive`. accuracy: the class it is held to, `fused` or `eager`. names: cases; none is all of the form. Raises
+    InputError for an unknown form, class or case.
+    """
+    if form not in FORMS:
+        raise InputError(f"unknown form {form!r}: use one of {', '.join(FORMS)}")
+    if accuracy not in ("fused", "eager"):
+        raise InputError(f"accuracy is {accuracy!r}: use fused or eager")
+    goldens = list(map(load_form, names)) if names else load_forms(form)
+    for golden in goldens:
+        if golden.case.form != form:
+            raise InputError(f"case {golden.case.name!r} has form {golden.case.form}: leave it out")
+        yield hold_case(target, golden, accuracy)
+
+
+def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> Held:
+    """Run a target on one case and return what came of it."""
+    case = golden.case
+    try:
+        worst = judged(FORMS[case.form].run(target, golden), golden, accuracy)
+    except NotSupported as reason:
+        return Held(case.name, "not_supported", case.rules, what=reason.reason)
+    except Violation as found:
+        details = found.details
+        return Held(case.name, "fail", case.rules, found.rule, found.error_over_budget, found.what, details)
+    return Held(case.name, "pass", case.rules, error_over_budget=worst)
+
+
+def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
+    """Return the worst error over budget of what a target returned. Raises Violation where an element is beyond its
+    budget, and for another dtype, shape or device than that of the inputs."""
+    form = FORMS[golden.case.form]
+    budgets, worst = form.budgets(golden, accuracy), 0.0
+    dtype = golden.inputs["outputs" if golden.case.form == "merge" else "query"].dtype
+    for name, tensor in got.items():
+        right = dtype
+        if name == "lse":
+            right = getattr(torch, lse_dtype(str(dtype).removeprefix("torch.")))
+        truth = golden.truth[name]
+        found = (tensor.dtype, tuple(tensor.shape), tensor.device.type)
+        if found != (right, tuple(truth.shape), "cpu"):
+            said = f"{found[0]} {found[1]} on {found[2]}"
+            raise Violation(form.rule, f"{name} is {said}, should be {right} {tuple(truth.shape)} on cpu")
+        comparison = compare(tensor, truth, budgets[name], format_of(right))
+        if not comparison.holds:
+            raise _violation(name, comparison, golden, form)
+        worst = max(worst, comparison.error_over_budget)
+    return worst
+
+
+def _violation(name: str, found: Comparison, golden: FormGolden, form: Form) -> Violation:
+    rule = form.rule
+    if name.startswith("grad_"):
+        rule = "dropout.backward-mask"
+    elif not bool((found.wrong & ~_empty(name, golden)).any()):
+        rule = SPECIAL[golden.case.form]
+    times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest result may be"
+    what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"
+    return Violation(rule, what, found.details(name, form.axes[name]), found.error_over_budget)
+
+
+def _empty(name: str, golden: FormGolden) -> torch.Tensor:
+    """Return where a result belongs to a row that sees nothing, a shape that broadcasts to the result's."""
+    if "lse" in golden.truth:
+        empty = golden.truth["lse"] == -torch.inf
+        return empty if name == "lse" else empty[..., None]
+    mask = golden.inputs.get("mask")
+    if mask is None:
+        return torch.zeros((), dtype=torch.bool)
+    hidden = (mask == 0).all(-1).all(1)  # (batch, q_len or 1): rows that no head can see through
+    return hidden[..., None]
+
+
+def statement(results: list[Held]) -> tuple[str, int]:
+    """Return the verdict in a sentence and its exit code: 0, 1 where a case fails, 2 where none could be run."""
+    failed = [held for held in results if held.outcome == "fail"]
+    refused = sum(held.outcome == "not_supported" for held in results)
+    passed = len(results) - len(failed) - refused
+    beside = f"; {refused} not supported" if refused else ""
+    if failed:
+        rules = ", ".join(sorted({held.rule for held in failed if held.rule}))
+        return f"not conformant: {len(failed)} of {len(results)} cases fail, against {rules}{beside}", 1
+    if not passed:
+        return "not judged: the target supports none of the cases", 2
+    return f"{passed} of {len(results)} cases pass{beside}", 0
+
+
+def to_json(held: Held) -> dict[str, Any]:
+    """Return a result as JSON data."""
+    error = held.error_over_budget
+    return {
+        "case": held.case,
+        "outcome": held.outcome,
+        "rules": list(held.rules),
+        "rule": held.rule,
+        "error_over_budget": error if error is None or error != float("inf") else None,
+        "what": held.what,
+    }

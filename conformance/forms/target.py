@@ -1,0 +1,58 @@
+"""A target of a form: which words its signature has, and what it may return."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from attnspec.conformance.kernel import in_one_line, said
+from attnspec.conformance.outcome import NotSupported, Violation
+
+Tensors = dict[str, torch.Tensor]
+Target = Callable[..., Any]
+
+
+def accepts(target: Target, name: str) -> bool:
+    """Whether a callable's signature has a parameter that can be given by name; True where it shows none."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(p.kind is p.VAR_KEYWORD or (p.name == name and p.kind in keyword) for p in parameters)
+
+
+def need(target: Target, names: Collection[str]) -> None:
+    """Raise NotSupported where the signature lacks a word that a case needs."""
+    missing = [name for name in names if not accepts(target, name)]
+    if missing:
+        raise NotSupported(f"the signature has no {', '.join(missing)}", declared=False)
+
+
+def ran(rule: str, target: Target, *arguments: Any, **options: Any) -> Any:
+    """Return what the target returns. Raises NotSupported where it raises NotImplementedError, a refusal, and Violation
+    of `rule` for every other exception."""
+    try:
+        return target(*arguments, **options)
+    except KeyboardInterrupt:  # the user's own
+        raise
+    except NotImplementedError as error:
+        raise NotSupported(f"refused: {in_one_line(error)}", declared=False) from error
+    except BaseException as error:
+        raise Violation(rule, f"raised {in_one_line(error)}") from error
+
+
+def named(returned: Any, names: tuple[str, ...], rule: str, required: int = 1) -> Tensors:
+    """Return what came back, a tensor or a tuple of tensors, under these names; the first `required` must be there.
+
+    Raises Violation of `rule` for anything else.
+    """
+    found = returned if isinstance(returned, tuple | list) else (returned,)
+    whole = required <= len(found) <= len(names) and all(isinstance(x, torch.Tensor) for x in found)
+    if not whole:
+        right = " or ".join(f"({', '.join(names[:n])})" for n in range(required, len(names) + 1))
+        raise Violation(rule, f"{said(returned)} came back, not {right}")
+    return dict(zip(names, found, strict=False))

@@ -1,0 +1,133 @@
+"""How tight the budgets of the forms are: error / budget of honest merges, multi-head modules, additive attention and
+dropout with a given mask.
+
+Run:  python tests/bench/forms.py [--problems N]
+
+Prints Markdown: the table of the section "Budgets of the forms" of the chapter "accuracy". Exits with 1 where an honest
+target is above its budget. The truth is the float64 reference, so float64 inputs are left to the vectors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnspec.conformance.forms import dropout
+from attnspec.conformance.forms.hold import FORMS, judged
+from attnspec.conformance.forms.multi_head import parameters
+from attnspec.conformance.outcome import Violation
+from attnspec.golden.forms import FORMS as PROBLEMS
+from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
+from attnspec.golden.store import FormGolden
+from attnspec.reference.additive import additive_attention
+from attnspec.reference.merge import Part, merge
+from attnspec.reference.multi_head import MultiHeadAttention
+
+HONEST = Path(__file__).resolve().parents[1] / "honest" / "forms"
+DTYPES = ("bfloat16", "float16", "float32")
+TARGETS = {  # form: target, accuracy class
+    "merge": (("merge_at_once", "fused"), ("merge_pairwise", "fused")),
+    "multi_head": (("multi_head", "fused"), ("multi_head", "eager"), ("multi_head_sdpa", "fused"),
+                   ("torch_module", "fused")),
+    "additive": (("additive", "fused"), ("additive_output", "eager")),
+    "dropout": (("dropout", "fused"),),
+}  # fmt: skip
+
+
+def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
+    """Return the string of a random problem."""
+    end = f"dtype={dtype}/seed={rng.integers(2**31)}"
+    b, h, q, k = (int(rng.choice(sizes)) for sizes in ([1, 2], [1, 2, 4], [1, 7, 33], [1, 5, 17, 70]))
+    scores = rng.choice(["0.25", "1", "1", "4"])
+    if form == "merge":
+        said = rng.choice(["", "gap=90/", "shift=-200/", "gap=5/empty=some/garbage/"])
+        return f"parts={rng.integers(1, 9)}/b={b}/h={h}/q={q}/dv={rng.choice([1, 8, 64])}/{said}{end}"
+    if form == "multi_head":
+        mask = rng.choice(["", "mask=padding/", "mask=rows/", "mask=empty/"]) + rng.choice(["", "no_bias/"])
+        return f"b={b}/q={q}/k={k}/d_model={h * int(rng.choice([2, 8, 32]))}/heads={h}/{mask}scores={scores}/{end}"
+    if form == "additive":
+        mask = rng.choice(["", "mask=padding/", "mask=rows/", "causal/"])
+        dims = f"query_dim={rng.choice([2, 16, 64])}/key_dim={rng.choice([2, 16, 64])}/hidden={rng.choice([1, 16, 64])}"
+        return f"b={b}/h={h}/q={q}/k={k}/{dims}/{mask}scores={scores}/{end}"
+    mask = rng.choice(["", "causal/", "mask=bool.bhqk.random/"])
+    grad = rng.choice(["", "grad/"])
+    order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
+    parts = [order, *(part for part in mask.split("/") if part), f"dropout={rng.choice([0.1, 0.3, 0.5])}"]
+    return "/".join([*parts, *(["grad"] if grad else []), f"scores={scores}", f"seed={rng.integers(2**31)}"])
+
+
+def golden(problem: FormProblem) -> FormGolden:
+    """Return a problem with its inputs and, from the float64 reference, what is right."""
+    inputs = problem.inputs()
+    truth = TRUTHS[problem.form](problem, inputs)
+    return FormGolden(FormCase("drawn", problem, (), ""), inputs | {n: x.detach() for n, x in truth.items()})
+
+
+def merged(problem: Any, inputs: Tensors) -> Tensors:
+    found = merge([Part(*part) for part in zip(inputs["outputs"], inputs["lses"], strict=True)])
+    return {"output": found.output, "lse": found.lse}
+
+
+def module_output(problem: Any, inputs: Tensors) -> Tensors:
+    module = MultiHeadAttention(problem.d_model, problem.heads, bias=not problem.no_bias).double().eval()
+    module.load_state_dict(parameters(inputs))
+    tokens = (inputs[name].double() for name in ("query", "key", "value"))
+    return {"output": module(*tokens, inputs.get("mask"))}
+
+
+def added(problem: Any, inputs: Tensors) -> Tensors:
+    network = (inputs[name] for name in ("query", "key", "value", "w_q", "w_k", "v_a"))
+    found = additive_attention(*network, attn_mask=inputs.get("attn_mask"), is_causal=problem.causal)
+    return {"output": found.output, "lse": found.lse, "weights": found.weights}
+
+
+def dropped(problem: Any, inputs: Tensors) -> Tensors:
+    wide = {name: x.double() if x.dtype.is_floating_point else x for name, x in inputs.items()}
+    case = FormGolden(FormCase("drawn", problem, (), ""), wide)
+    return dropout.run(runpy.run_path(str(HONEST / "dropout.py"))["target"], case)
+
+
+TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
+    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped,
+}  # fmt: skip
+
+
+def main() -> int:
+    options = argparse.ArgumentParser()
+    options.add_argument("--problems", type=int, default=60)
+    count = options.parse_args().problems
+    print(f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}; "
+          f"{count} problems a form and dtype\n")  # fmt: skip
+    print("| form | target | class | bfloat16 | float16 | float32 |\n| --- | --- | --- | ---: | ---: | ---: |")
+    highest = 0.0
+    for form, targets in TARGETS.items():
+        worst = dict.fromkeys(((target, dtype) for target in targets for dtype in DTYPES), 0.0)
+        for dtype in DTYPES:
+            rng = np.random.default_rng([len(form), DTYPES.index(dtype)])
+            for _ in range(count):
+                case = golden(PROBLEMS[form].parse(drawn(form, dtype, rng)))
+                for name, accuracy in targets:
+                    target = runpy.run_path(str(HONEST / f"{name}.py"))["target"]
+                    try:
+                        error = judged(FORMS[form].run(target, case), case, accuracy)
+                    except Violation as found:
+                        print(f"{name}, {case.case.problem}: {found}", file=sys.stderr)
+                        error = found.error_over_budget or float("inf")
+                    worst[(name, accuracy), dtype] = max(worst[(name, accuracy), dtype], error)
+        for name, accuracy in targets:
+            cells = (f"{worst[(name, accuracy), dtype]:.2f}" for dtype in DTYPES)
+            print(f"| {form} | {name} | {accuracy} | {' | '.join(cells)} |")
+        highest = max(highest, *worst.values())
+    return int(highest > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

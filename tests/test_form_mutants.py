@@ -1,0 +1,105 @@
+"""The vectors of a form find every planted fault, in a case that cites the rule it breaks, and nothing honest."""
+
+from __future__ import annotations
+
+import runpy
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutants import all_mutants, mutant_named
+from mutants.forms import FORM_FAMILIES, form_mutants
+from mutants.house import HONEST, Mutant
+
+from attnspec.conformance.forms.hold import FORMS, Held, hold
+from attnspec.golden.forms import FORM_CASES
+from attnspec.spec.rules import all_rules
+
+HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
+    "merge_at_once": ("merge", "fused"),
+    "merge_pairwise": ("merge", "fused"),
+    "multi_head": ("multi_head", "fused"),
+    "multi_head_sdpa": ("multi_head", "fused"),
+    "torch_module": ("multi_head", "fused"),
+    "additive": ("additive", "fused"),
+    "additive_output": ("additive", "eager"),
+    "dropout": ("dropout", "fused"),
+}
+REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
+MUTANTS = [pytest.param(form, m, id=m.name) for form, table in FORM_FAMILIES.items() for m in table]
+
+
+def honest_target(name: str) -> Any:
+    """The target of a file in `tests/honest/forms`."""
+    return runpy.run_path(str(HONEST / "forms" / f"{name}.py"))["target"]
+
+
+@cache
+def results_of(mutant: Mutant, form: str) -> tuple[Held, ...]:
+    """What the vectors of a form say of a mutant."""
+    room: dict[str, Any] = {}
+    exec(compile(mutant.source(), mutant.name, "exec"), room)
+    return tuple(hold(room["target"], form))
+
+
+@pytest.mark.parametrize(("form", "mutant"), MUTANTS)
+def test_the_vectors_of_a_form_kill_a_mutant_in_a_case_that_cites_its_rule(form: str, mutant: Mutant) -> None:
+    failed = [held for held in results_of(mutant, form) if held.outcome == "fail"]
+    assert any(mutant.rule in held.rules for held in failed), f"{mutant.rule}: {[held.case for held in failed]}"
+
+
+@pytest.mark.parametrize(("form", "mutant"), MUTANTS)
+def test_a_mutant_is_found_by_what_it_computes_and_not_by_a_refusal(form: str, mutant: Mutant) -> None:
+    results = results_of(mutant, form)
+    assert not [held.what for held in results if held.outcome == "not_supported"]
+    raised = [held for held in results if held.what.startswith("raised")]
+    assert len(raised) < len(results)
+
+
+@pytest.mark.parametrize("name", HONEST_TARGETS)
+def test_the_vectors_accuse_no_honest_target(name: str) -> None:
+    form, accuracy = HONEST_TARGETS[name]
+    results = list(hold(honest_target(name), form, accuracy))
+    assert [(held.case, held.what) for held in results if held.outcome == "fail"] == []
+    refused = {held.case for held in results if held.outcome == "not_supported"}
+    assert refused == (REFUSED_BY_TORCH if name == "torch_module" else set())
+    assert 0.1 < max(held.error_over_budget or 0.0 for held in results) < 1
+
+
+def test_every_honest_target_is_held() -> None:
+    assert {path.stem for path in (HONEST / "forms").glob("*.py")} == set(HONEST_TARGETS)
+
+
+def test_every_case_kills_a_mutant() -> None:
+    killers = Counter(
+        held.case
+        for form, table in FORM_FAMILIES.items()
+        for mutant in table
+        for held in results_of(mutant, form)
+        if held.outcome == "fail"
+    )
+    assert sorted({case.name for case in FORM_CASES} - killers.keys()) == []
+
+
+def test_names_and_faults_are_unique() -> None:
+    names = Counter(mutant.name for mutant in (*all_mutants(), *form_mutants()))
+    sources = Counter((mutant.base, mutant.source()) for mutant in form_mutants())
+    assert [name for name, count in names.items() if count > 1] == []
+    assert [base for (base, _), count in sources.items() if count > 1] == []
+
+
+def test_every_form_has_mutants_of_each_of_its_own_rules() -> None:
+    assert set(FORM_FAMILIES) == set(FORMS)
+    assert len(form_mutants()) >= 90
+    shared = {"attention", "mask", "softmax", "notation", "grouped", "backward", "accuracy"}
+    for form, table in FORM_FAMILIES.items():
+        cited = {rule for case in FORM_CASES if case.form == form for rule in case.rules}
+        own = {rule for rule in cited if rule.partition(".")[0] not in shared}
+        planted = {mutant.rule for mutant in table}
+        assert own <= planted <= cited <= all_rules().keys()
+
+
+def test_a_mutant_of_a_form_has_a_name(tmp_path: Path) -> None:
+    assert mutant_named("scale-by-d-model").source().count("math.sqrt(self.d_model)") == 1

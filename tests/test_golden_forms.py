@@ -1,0 +1,292 @@
+"""The golden cases of the forms: what they cover, that the float64 reference and values worked out by hand agree, and
+that they come out the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnspec.conformance.comparison import compare
+from attnspec.conformance.forms.hold import FORMS as HELD
+from attnspec.golden.cases import CASES
+from attnspec.golden.difference import diff
+from attnspec.golden.files import VECTORS
+from attnspec.golden.forms import FORM_CASES, FORMS, form_case, problem_of
+from attnspec.golden.forms.form import FormCase
+from attnspec.golden.regenerate import make, regenerate
+from attnspec.golden.store import FormGolden, check, load, load_form, load_forms
+from attnspec.reference.additive import additive_attention
+from attnspec.reference.attention import attention
+from attnspec.reference.backward import backward
+from attnspec.reference.exact import attention as exact_attention
+from attnspec.reference.merge import Part, merge
+from attnspec.reference.multi_head import MultiHeadAttention
+from attnspec.spec.dtypes import FLOAT64
+from attnspec.spec.errors import InputError
+from attnspec.spec.rules import all_rules
+
+Tensors = dict[str, torch.Tensor]
+
+CITED = {
+    "merge": {"flash.merge-empty", "flash.merge-gap", "flash.merge-associative", "accuracy.merge-within-budget"},
+    "multi_head": {
+        *(f"multi-head.{rule}" for rule in ("projections", "split", "concat-order", "output-projection")),
+        *(f"multi-head.{rule}" for rule in ("mask-convention", "cross-lengths", "empty-row")),
+        *("attention.scale-default", "accuracy.multi-head-within-budget"),
+    },
+    "additive": {"additive.score", "additive.softmax", "additive.mask", "accuracy.additive-within-budget"},
+}
+SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")
+
+
+@pytest.fixture(scope="module")
+def goldens() -> dict[str, FormGolden]:
+    """Every stored case by name."""
+    return {golden.case.name: golden for form in FORMS for golden in load_forms(form)}
+
+
+# ---------------------------------------------------------------- what they cover
+
+
+def test_the_stored_cases_are_those_of_the_tables(goldens: dict[str, FormGolden]) -> None:
+    assert {golden.case.name: golden.case for golden in goldens.values()} == {case.name: case for case in FORM_CASES}
+    assert {case.name for case in FORM_CASES}.isdisjoint(case.name for case in CASES)
+    assert len({case.name for case in FORM_CASES}) == len(FORM_CASES)
+
+
+def test_every_form_has_cases_in_every_dtype() -> None:
+    counts = Counter((case.form, case.name.rsplit("-", 1)[1]) for case in FORM_CASES)
+    assert {form for form, _ in counts} == set(FORMS) == set(HELD)
+    assert all(counts[form, dtype] for form in FORMS for dtype in ("float32", "bfloat16", "float16", "float64"))
+    assert min(Counter(case.form for case in FORM_CASES).values()) >= 20
+
+
+def test_the_dtype_in_a_name_is_that_of_the_tensors(goldens: dict[str, FormGolden]) -> None:
+    for name, golden in goldens.items():
+        first = golden.inputs["outputs" if golden.case.form == "merge" else "query"]
+        assert str(first.dtype) == f"torch.{name.rsplit('-', 1)[1]}"
+
+
+@pytest.mark.parametrize("form", CITED)
+def test_the_cases_of_a_form_cite_its_rules_and_no_other(form: str) -> None:
+    assert {rule for case in FORM_CASES if case.form == form for rule in case.rules} == CITED[form]
+
+
+def test_dropout_cites_its_rules() -> None:
+    cited = {rule for case in FORM_CASES if case.form == "dropout" for rule in case.rules}
+    own = {f"dropout.{name}" for name in ("one", "backward-mask", "inverted", "on-weights", "lse")}
+    assert own | {"backward.dropout", "mask.fully-masked-row", "grouped.head-map"} <= cited <= all_rules().keys()
+
+
+# ---------------------------------------------------------------- the truth, by other ways
+
+
+def widened(golden: FormGolden) -> FormGolden:
+    """The same numbers in float64."""
+    wide = {name: x.double() if x.dtype.is_floating_point else x for name, x in golden.tensors.items()}
+    return replace(golden, tensors=wide)
+
+
+def by_reference(golden: FormGolden) -> Tensors:
+    """What the float64 reference says."""
+    x, problem = golden.inputs, golden.case.problem
+    options: dict[str, Any]
+    if golden.case.form == "merge":
+        found = merge([Part(*part) for part in zip(x["outputs"], x["lses"], strict=True)])
+        return {"output": found.output, "lse": found.lse}
+    if golden.case.form == "additive":
+        network = (x[name] for name in ("query", "key", "value", "w_q", "w_k", "v_a"))
+        given = additive_attention(*network, attn_mask=x.get("attn_mask"), is_causal=problem.causal)  # type: ignore[attr-defined]
+        return {"output": given.output, "lse": given.lse, "weights": given.weights}
+    if golden.case.form == "multi_head":
+        return {"output": HELD["multi_head"].run(MultiHeadAttention, golden)["output"]}
+    options = {**problem.options, "attn_mask": x.get("attn_mask"), "keep": x["keep"], "dropout_p": problem.dropout_p}  # type: ignore[attr-defined]
+    result = attention(x["query"], x["key"], x["value"], **options)
+    found = {"output": result.output, "lse": result.lse}
+    if "grad_output" in x:
+        if options["dropout_p"] == 1:
+            return found | {f"grad_{name}": torch.zeros_like(x[name]) for name in ("query", "key", "value")}
+        tensors = (x[name] for name in ("query", "key", "value", "grad_output"))
+        gradients = backward(*tensors, grad_lse=x.get("grad_lse"), **options)
+        found |= {f"grad_{name}": getattr(gradients, name) for name in ("query", "key", "value")}
+    return found
+
+
+@pytest.mark.parametrize("name", [case.name for case in FORM_CASES])
+def test_the_float64_reference_agrees_within_the_float64_budget(goldens: dict[str, FormGolden], name: str) -> None:
+    wide = widened(goldens[name])
+    budgets = HELD[wide.case.form].budgets(wide, "fused")
+    found = by_reference(wide)
+    assert found.keys() == wide.truth.keys()
+    for tensor, right in wide.truth.items():
+        compared = compare(found[tensor], right, budgets[tensor], FLOAT64)
+        assert compared.holds, f"{tensor}: {compared.error_over_budget} budgets"
+
+
+def test_equal_lse_give_the_mean_and_the_logarithm_of_the_count(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["merge-equal-bfloat16"]
+    torch.testing.assert_close(golden.truth["output"], golden.inputs["outputs"].double().mean(0), rtol=1e-15, atol=0)
+    right = golden.inputs["lses"][0].double() + np.log(2)
+    torch.testing.assert_close(golden.truth["lse"], right, rtol=1e-15, atol=0)
+
+
+def test_a_gap_of_1000_leaves_the_largest_part(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["merge-gap-1000-float64"]
+    outputs, lses = golden.inputs["outputs"], golden.inputs["lses"]
+    first = lses.argmax(0)
+    assert torch.equal(golden.truth["lse"], lses.amax(0))
+    assert torch.equal(
+        golden.truth["output"], outputs.gather(0, first[None, ..., None].expand(1, *outputs.shape[1:]))[0]
+    )
+
+
+def test_parts_that_see_nothing_leave_0_and_minus_inf(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["merge-all-empty-hold-numbers-bfloat16"]
+    assert golden.inputs["outputs"].abs().min() > 1
+    assert not golden.truth["output"].any()
+    assert (golden.truth["lse"] == -torch.inf).all()
+
+
+def test_a_row_that_no_head_sees_through_is_the_bias(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["multi-head-empty-row-float32"]
+    bias = golden.inputs["b_o"].double().expand(golden.truth["output"][:, 0].shape)
+    assert torch.equal(golden.truth["output"][:, 0], bias)
+    assert not golden.inputs["mask"][:, :, 0].any()
+    assert not goldens["multi-head-empty-row-no-bias-float32"].truth["output"][:, 0].any()
+
+
+def test_one_key_has_weight_1_in_additive_attention(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["additive-one-key-float32"]
+    assert torch.equal(golden.truth["weights"], torch.ones_like(golden.truth["weights"]))
+    assert torch.equal(golden.truth["output"], golden.inputs["value"].double().expand(golden.truth["output"].shape))
+
+
+def test_one_key_is_doubled_or_dropped_at_a_half(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["dropout-one-key-float32"]
+    right = torch.where(golden.inputs["keep"], 2 * golden.inputs["value"].double(), 0.0)
+    assert torch.equal(golden.truth["output"], right)
+    assert golden.inputs["keep"].any()
+    assert not golden.inputs["keep"].all()
+
+
+def test_all_dropped_leaves_the_lse_alone(goldens: dict[str, FormGolden]) -> None:
+    for name in ("dropout-all-float32", "dropout-all-gradients-float32"):
+        golden = goldens[name]
+        query, key, value = (golden.inputs[tensor].numpy() for tensor in ("query", "key", "value"))
+        np.testing.assert_array_equal(golden.truth["lse"].numpy(), exact_attention(query, key, value).lse)
+        assert not any(x.any() for tensor, x in golden.truth.items() if tensor != "lse")
+
+
+def test_gradients_are_those_of_autograd(goldens: dict[str, FormGolden]) -> None:
+    golden = widened(goldens["dropout-gradients-causal-grouped-float32"])
+    x = golden.inputs
+    leaves = [x[name].clone().requires_grad_() for name in ("query", "key", "value")]
+    options = {"is_causal": True, "enable_gqa": True, "dropout_p": 0.3, "keep": x["keep"]}
+    output = attention(*leaves, **options).output
+    for name, found in zip(
+        ("query", "key", "value"), torch.autograd.grad(output, leaves, x["grad_output"]), strict=True
+    ):
+        torch.testing.assert_close(found, golden.truth[f"grad_{name}"], rtol=1e-13, atol=1e-14)
+
+
+# ---------------------------------------------------------------- making, reading and comparing them
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_case_comes_out_the_same(name: str) -> None:
+    files = make(form_case(name))
+    assert files.case == (VECTORS / f"{name}.json").read_bytes()
+    assert files.tensors == (VECTORS / f"{name}.safetensors").read_bytes()
+
+
+def test_stored_inputs_are_those_of_their_problem(goldens: dict[str, FormGolden]) -> None:
+    for golden in goldens.values():
+        made = golden.case.problem.inputs()
+        assert made.keys() == golden.inputs.keys()
+        assert all(torch.equal(made[name], golden.inputs[name]) for name in made), golden.case.name
+
+
+@pytest.mark.parametrize("case", FORM_CASES, ids=lambda case: case.name)
+def test_a_problem_is_read_as_it_is_written(case: FormCase) -> None:
+    assert problem_of(case.form, str(case.problem)) == case.problem
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "told"),
+    [
+        ("softmax", "q=1", "unknown form 'softmax'"),
+        ("merge", "parts=2/queries=3", "word 'queries=3'"),
+        ("merge", "parts=2/parts=3", "stands twice"),
+        ("merge", "parts=two", "no readable value"),
+        ("merge", "q=5/parts=3", "is not written as"),
+        ("merge", "empty=few", "empty is 'few'"),
+        ("merge", "parts=9999", "parts is 9999: use 0 to 4096"),
+        ("multi_head", "d_model=10/heads=4", "no multiple of heads"),
+        ("multi_head", "q=2/k=3/same", "the same tokens have one length"),
+        ("multi_head", "mask=some", "mask is 'some'"),
+        ("additive", "mask=some", "mask is 'some'"),
+        ("additive", "dtype=int8", "int8"),
+        ("dropout", "q=1/k=1/d=1", "use dropout"),
+        ("dropout", "q=1/k=1/d=1/dropout=0.5/lengths=full", "without key lengths"),
+    ],
+)
+def test_a_problem_that_no_case_has_is_told(form: str, text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        problem_of(form, text)
+
+
+def test_the_two_kinds_of_case_are_loaded_apart() -> None:
+    with pytest.raises(InputError, match="has form merge: use load_form"):
+        load("merge-two-float32")
+    with pytest.raises(InputError, match="has form attention: use load"):
+        load_form("plain-one-by-one-float32")
+    with pytest.raises(InputError, match="lists no case"):
+        load_form("../secret")
+    with pytest.raises(InputError, match="unknown case"):
+        form_case("merge-nothing")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A set of a few small cases of several forms."""
+    out = tmp_path / "vectors"
+    regenerate(out, jobs=1, cases=[*map(form_case, SMALL), CASES[0]])
+    return out
+
+
+def test_a_small_set_of_several_forms_is_whole(folder: Path) -> None:
+    assert check(folder) == len(SMALL) + 1
+    assert diff(folder, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("merge-gap-90-float32", "gap=90", "gap=80", "SHA-256"),
+        ("manifest", '"form": "merge"', '"form": "additive"', "word 'gap=90'"),
+        ("manifest", '"form": "merge"', '"form": "attention"', "schema 'case'"),
+        ("manifest", '"form": "merge"', '"form": "softmax"', "softmax"),
+    ],
+)
+def test_a_defect_of_a_form_is_told(folder: Path, name: str, old: str, new: str, told: str) -> None:
+    path = folder / f"{name}.json"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=told):
+        check(folder)
+
+
+def test_a_difference_of_a_form_is_told(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    changed = replace(form_case(SMALL[0]), problem=problem_of("merge", "h=2/q=5/gap=90/seed=621"))
+    regenerate(other, jobs=1, cases=[changed, *map(form_case, SMALL[1:]), CASES[0]])
+    lines = diff(folder, other)
+    assert lines[0] == f"{SMALL[0]}: problem {form_case(SMALL[0]).problem} and {changed.problem}"
+    assert any(line.startswith(f"{SMALL[0]}: lses: ") for line in lines)
