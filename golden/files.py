@@ -60,7 +60,11 @@ def _entries(content: bytes, path: Path) -> tuple[Entry, ...]:
     if (data["format"], data["spec_version"]) != (FORMAT, SPEC_VERSION):
         found, right = f"{data['format']} of spec {data['spec_version']}", f"{FORMAT} of spec {SPEC_VERSION}"
         raise InputError(f"{path}: has format {found}; {right} would be right: regenerate the vectors")
-    entries = tuple(Entry(c["name"], c["form"], c["sha256"]["case"], c["sha256"]["tensors"]) for c in data["cases"])
+    try:
+        entries = tuple(Entry(c["name"], c["form"], c["sha256"]["case"], c["sha256"]["tensors"]) for c in data["cases"])
+    except (KeyError, TypeError):
+        schemas.check(data, "golden-manifest", path)  # says what is wrong with it
+        raise
     for entry in entries:
         if not NAME.fullmatch(entry.name):
             raise InputError(f"{path}: case name {entry.name!r} is no slug; use a-z, 0-9, and '.' or '-' between them")

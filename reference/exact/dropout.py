@@ -52,7 +52,8 @@ def dropped_attention(
         key,
         value,
         attn_mask=attn_mask,
-        causal_alignment=causal_alignment if is_causal else None,
+        is_causal=is_causal,
+        causal_alignment=causal_alignment,
         enable_gqa=enable_gqa,
     )
     factor = keep_factor(dropout_p, keep, given.visible.shape)
