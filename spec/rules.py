@@ -20,6 +20,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "softmax",
     "grouped-heads",
     "kv-cache",
+    "packed",
     "flash-attention",
     "multi-head",
     "additive-attention",

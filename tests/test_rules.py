@@ -24,6 +24,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "softmax": "softmax",
     "grouped-heads": "grouped",
     "kv-cache": ("key-lengths", "kv-cache"),
+    "packed": "packed",
     "flash-attention": "flash",
     "multi-head": "multi-head",
     "additive-attention": "additive",
