@@ -21,6 +21,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "grouped-heads",
     "kv-cache",
     "packed",
+    "paged",
     "flash-attention",
     "multi-head",
     "additive-attention",
