@@ -22,6 +22,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "kv-cache",
     "packed",
     "paged",
+    "position-bias",
     "flash-attention",
     "multi-head",
     "additive-attention",
