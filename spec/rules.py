@@ -22,6 +22,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "kv-cache",
     "packed",
     "paged",
+    "rope",
     "position-bias",
     "flash-attention",
     "multi-head",
