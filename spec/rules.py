@@ -22,6 +22,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "kv-cache",
     "packed",
     "paged",
+    "quantised",
     "rope",
     "position-bias",
     "flash-attention",

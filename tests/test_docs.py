@@ -34,6 +34,7 @@ def test_only_a_reason_in_the_spec_excuses_a_gap() -> None:
         "profiles",
         "packed",
         "paged",
+        "quantised",
         "rope",
         "position-bias",
     }

@@ -26,6 +26,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "kv-cache": ("key-lengths", "kv-cache"),
     "packed": "packed",
     "paged": "paged",
+    "quantised": "quantised",
     "rope": "rope",
     "position-bias": ("alibi", "relative-bias"),
     "flash-attention": "flash",
