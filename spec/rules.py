@@ -26,6 +26,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "rope",
     "position-bias",
     "flash-attention",
+    "context-parallel",
     "multi-head",
     "additive-attention",
     "dropout",

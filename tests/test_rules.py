@@ -30,6 +30,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "rope": "rope",
     "position-bias": ("alibi", "relative-bias"),
     "flash-attention": "flash",
+    "context-parallel": "context-parallel",
     "multi-head": "multi-head",
     "additive-attention": "additive",
     "dropout": "dropout",
