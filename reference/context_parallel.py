@@ -56,10 +56,11 @@ def context_parallel_attention(
     shard of keys; weights are None.
 
     query to value and is_causal to enable_gqa: those of `attnspec.reference.attention.attention`, whole; attn_mask:
-    bool or None. query_shards, key_shards: positions that each rank holds; every position is in one shard. Returns output
-    (batch, q_heads, q_len, value_dim) and lse (batch, q_heads, q_len) in the order of the whole sequence. Raises
-    InputError where shapes, dtypes or shards do not fit. Rules: `context-parallel.merge`,
-    `context-parallel.positions`, `context-parallel.cover`. Source: Liu et al. 2023, section 3.
+    bool or None. query_shards, key_shards: positions that each rank holds; every position is in one shard. Returns
+    output (batch, q_heads, q_len, value_dim) and lse (batch, q_heads, q_len) in the order of the whole sequence.
+    Raises InputError where shapes, dtypes or shards do not fit. Rules: `context-parallel.merge`,
+    `context-parallel.positions`, `context-parallel.order`, `context-parallel.cover`. Source: Liu et al. 2023, section
+    3.
     """
     visible = whole_visible(
         query, key, value, query_shards, key_shards, attn_mask, is_causal, causal_alignment, enable_gqa
