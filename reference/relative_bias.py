@@ -37,12 +37,11 @@ def of_distance(distance: torch.Tensor, count: int, max_distance: int) -> torch.
     """
     exact = count // 2
     n = count - exact
-    buckets = distance.long()  # right for distances below `exact`
-    for k in range(n):
-        reached = [
-            t for t in set(distance.flatten().tolist()) if t >= exact and is_at_least(t, k, exact, n, max_distance)
-        ]
-        buckets = torch.where(torch.isin(distance, torch.tensor(reached)), exact + k, buckets)
+    buckets = distance.long().clone()  # right for distances below `exact`
+    for t in set(distance.flatten().tolist()):
+        if t >= exact:
+            k = max(k for k in range(n) if is_at_least(t, k, exact, n, max_distance))
+            buckets[distance == t] = exact + k
     return buckets
 
 

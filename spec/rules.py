@@ -25,6 +25,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "quantised",
     "rope",
     "position-bias",
+    "document-masks",
     "flash-attention",
     "context-parallel",
     "multi-head",

@@ -29,6 +29,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "quantised": "quantised",
     "rope": "rope",
     "position-bias": ("alibi", "relative-bias"),
+    "document-masks": ("document-mask", "prefix-lm"),
     "flash-attention": "flash",
     "context-parallel": "context-parallel",
     "multi-head": "multi-head",
