@@ -28,6 +28,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "document-masks",
     "flash-attention",
     "context-parallel",
+    "latent",
     "multi-head",
     "additive-attention",
     "dropout",

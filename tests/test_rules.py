@@ -32,6 +32,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "document-masks": ("document-mask", "prefix-lm"),
     "flash-attention": "flash",
     "context-parallel": "context-parallel",
+    "latent": "latent",
     "multi-head": "multi-head",
     "additive-attention": "additive",
     "dropout": "dropout",
