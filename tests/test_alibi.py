@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws import law_tests
 
 from attnspec.reference.alibi import alibi_attention, bias, distance, slopes, slopes_backward
 from attnspec.reference.attention import attention
@@ -235,19 +236,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_reference_keeps_the_law(law: Callable[[Kernel], None]) -> None:
-    law(alibi_attention)
-
-
-@pytest.mark.parametrize(("fault", "law"), FAULTS, ids=lambda part: part.__name__)
-def test_a_fault_breaks_the_law(fault: Kernel, law: Callable[[Kernel], None]) -> None:
-    with pytest.raises(AssertionError):
-        law(fault)
-
-
-def test_each_law_finds_a_fault() -> None:
-    assert {law for _, law in FAULTS} == set(LAWS)
+test_the_reference_keeps_the_law, test_a_fault_breaks_the_law, test_each_law_finds_a_fault = law_tests(
+    (alibi_attention,), LAWS, FAULTS
+)
 
 
 def test_another_offset_of_the_signed_form_shows_in_the_lse_only() -> None:

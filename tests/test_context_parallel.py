@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import law_tests
 
 from attnspec.reference import context_parallel
 from attnspec.reference.attention import attention
@@ -222,19 +223,9 @@ FORWARD_FAULTS = [
 BACKWARD_FAULTS = [with_flowing(lse_of_the_part), with_flowing(delta_of_the_part), keys_of_the_own_rank]
 
 
-@pytest.mark.parametrize("law", FORWARD_LAWS, ids=lambda law: law.__name__)
-def test_the_reference_keeps_the_law(law: Callable[[Kernel], None]) -> None:
-    law(context_parallel_attention)
-
-
-@pytest.mark.parametrize(("fault", "law"), FORWARD_FAULTS, ids=lambda part: part.__name__)
-def test_a_fault_breaks_the_law(fault: Kernel, law: Callable[[Kernel], None]) -> None:
-    with pytest.raises(AssertionError):
-        law(fault)
-
-
-def test_each_law_finds_a_fault() -> None:
-    assert {law for _, law in FORWARD_FAULTS} == set(FORWARD_LAWS)
+test_the_reference_keeps_the_law, test_a_fault_breaks_the_law, test_each_law_finds_a_fault = law_tests(
+    (context_parallel_attention,), FORWARD_LAWS, FORWARD_FAULTS
+)
 
 
 def test_gradients_add_up() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import law_tests
 
 from attnspec.reference import masks
 from attnspec.reference.attention import attention
@@ -103,42 +104,23 @@ def prefix_rows_alone(q_len: int, k_len: int, lengths: T, *rest: Any) -> T:
     return torch.where(in_prefix, prefix_lm(q_len, k_len, lengths, *rest), masks.causal(q_len, k_len, *rest))
 
 
-LAWS = {documents_by_hand: causal_document, is_the_packed_call: causal_document, prefixes_by_hand: prefix_lm}
-FAULTS = [
-    *(
-        (fault, documents_by_hand)
-        for fault in (
-            one_token_of_the_next,
-            documents_up_to_here,
-            not_causal,
-            padding_is_a_document,
-            documents_of_batch_0,
-        )
-    ),
-    *(
-        (fault, is_the_packed_call)
-        for fault in (one_token_of_the_next, documents_up_to_here, not_causal, padding_is_a_document)
-    ),
-    *(
-        (fault, prefixes_by_hand)
-        for fault in (prefix_one_longer, prefix_and_causal, prefix_of_batch_0, prefix_rows_alone)
-    ),
+DOCUMENT_LAWS = (documents_by_hand, is_the_packed_call)
+DOCUMENT_FAULTS = [
+    (fault, law)
+    for law in DOCUMENT_LAWS
+    for fault in (one_token_of_the_next, documents_up_to_here, not_causal, padding_is_a_document)
+] + [(documents_of_batch_0, documents_by_hand)]
+PREFIX_LAWS = (prefixes_by_hand,)
+PREFIX_FAULTS = [
+    (fault, prefixes_by_hand) for fault in (prefix_one_longer, prefix_and_causal, prefix_of_batch_0, prefix_rows_alone)
 ]
 
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_reference_keeps_the_law(law: Callable[[Mask], None]) -> None:
-    law(LAWS[law])
-
-
-@pytest.mark.parametrize(("fault", "law"), FAULTS, ids=lambda part: part.__name__)
-def test_a_fault_breaks_the_law(fault: Mask, law: Callable[[Mask], None]) -> None:
-    with pytest.raises(AssertionError):
-        law(fault)
-
-
-def test_each_law_finds_a_fault() -> None:
-    assert {law for _, law in FAULTS} == set(LAWS)
+test_documents_keep_the_law, test_a_fault_of_documents_breaks_the_law, test_each_law_of_documents_finds_a_fault = (
+    law_tests((causal_document,), DOCUMENT_LAWS, DOCUMENT_FAULTS)
+)
+test_prefixes_keep_the_law, test_a_fault_of_prefixes_breaks_the_law, test_each_law_of_prefixes_finds_a_fault = (
+    law_tests((prefix_lm,), PREFIX_LAWS, PREFIX_FAULTS)
+)
 
 
 @given(st.lists(st.integers(-1, 3), min_size=1, max_size=8), st.lists(st.integers(-1, 3), min_size=1, max_size=8))

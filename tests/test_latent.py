@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws import law_tests
 
 from attnspec.reference.attention import attention
 from attnspec.reference.exact.latent import latent_attention as exact_latent_attention
@@ -190,20 +191,14 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("form", [latent_attention, absorbed_attention])
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_both_forms_keep_the_law(law: Callable[[Kernel], None], form: Kernel) -> None:
-    law(form)
-
-
-@pytest.mark.parametrize(("fault", "law"), FAULTS, ids=lambda part: part.__name__)
-def test_a_fault_breaks_the_law(fault: Kernel, law: Callable[[Kernel], None]) -> None:
-    with pytest.raises(AssertionError):
-        law(fault)
-
-
-def test_each_law_finds_a_fault() -> None:
-    assert {law for _, law in FAULTS} == set(LAWS)
+test_the_reference_keeps_the_law, test_a_fault_breaks_the_law, test_each_law_finds_a_fault = law_tests(
+    (
+        latent_attention,
+        absorbed_attention,
+    ),
+    LAWS,
+    FAULTS,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import law_tests
 
 from attnspec.reference.attention import attention
 from attnspec.reference.exact import attention as exact_attention
@@ -174,19 +175,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_reference_keeps_the_law(law: Callable[[Kernel], None]) -> None:
-    law(packed_attention)
-
-
-@pytest.mark.parametrize(("fault", "law"), FAULTS, ids=lambda part: part.__name__)
-def test_a_fault_breaks_the_law(fault: Kernel, law: Callable[[Kernel], None]) -> None:
-    with pytest.raises(AssertionError):
-        law(fault)
-
-
-def test_each_law_finds_a_fault() -> None:
-    assert {law for _, law in FAULTS} == set(LAWS)
+test_the_reference_keeps_the_law, test_a_fault_breaks_the_law, test_each_law_finds_a_fault = law_tests(
+    (packed_attention,), LAWS, FAULTS
+)
 
 
 @pytest.mark.parametrize("alignment", ["upper_left", "lower_right"])

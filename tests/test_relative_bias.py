@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from flint import arb, ctx
+from laws import law_tests
 
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
@@ -213,19 +214,12 @@ BIAS_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("law", BUCKET_LAWS + BIAS_LAWS, ids=lambda law: law.__name__)
-def test_the_reference_keeps_the_law(law: Callable[[Any], None]) -> None:
-    law(bucket if law in BUCKET_LAWS else relative_bias)
-
-
-@pytest.mark.parametrize(("fault", "law"), BUCKET_FAULTS + BIAS_FAULTS, ids=lambda part: part.__name__)
-def test_a_fault_breaks_the_law(fault: Any, law: Callable[[Any], None]) -> None:
-    with pytest.raises(AssertionError):
-        law(fault)
-
-
-def test_each_law_finds_a_fault() -> None:
-    assert {law for _, law in BUCKET_FAULTS + BIAS_FAULTS} == set(BUCKET_LAWS + BIAS_LAWS)
+test_buckets_keep_the_law, test_a_fault_of_buckets_breaks_the_law, test_each_law_of_buckets_finds_a_fault = law_tests(
+    (bucket,), BUCKET_LAWS, BUCKET_FAULTS
+)
+test_the_bias_keeps_the_law, test_a_fault_of_the_bias_breaks_the_law, test_each_law_of_the_bias_finds_a_fault = (
+    law_tests((relative_bias,), BIAS_LAWS, BIAS_FAULTS)
+)
 
 
 # ---------------------------------------------------------------- truth and gradients

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnspec.reference.exact.attention import ExactResult
 from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
-from attnspec.reference.exact.inputs import FLOAT_DTYPES, checked_scale
+from attnspec.reference.exact.inputs import checked_scale, finite
 from attnspec.reference.exact.precision import first_precision
 from attnspec.reference.exact.scale import Scale, scale_of
 from attnspec.reference.exact.scores import Scores
@@ -51,7 +51,7 @@ def latent_attention(
         "w_uk": (w_uk, 3),
         "w_uv": (w_uv, 3),
     }
-    q, c, k_rope, up_k, up_v = (_finite(name, *given) for name, given in named.items())
+    q, c, k_rope, up_k, up_v = (finite(name, *given) for name, given in named.items())
     batch, heads, q_len, head_dim = q.shape
     nope_dim, kv_rank = up_k.shape[1:]
     if up_k.shape[0] != heads or up_v.shape[::2] != (heads, kv_rank) or c.shape[::2] != (batch, kv_rank):
@@ -87,12 +87,3 @@ def _scores(of_nope: DyadicMatrix, of_rope: DyadicMatrix, scale: Scale) -> Score
     zero, rational = fmpz(0), scale.radicand == 1
     rows = [[(zero, x) if rational else (x, zero) for x in row] for row in scaled.table()]
     return Scores(rows, Fraction(2) ** exponent / scale.rational.denominator, scale.radicand)
-
-
-def _finite(name: str, array: NDArray[np.floating], ndim: int) -> NDArray[np.float64]:
-    """Return the array in float64. Raises InputError for another rank or dtype and for a NaN or an infinity."""
-    if array.ndim != ndim or array.dtype.name not in FLOAT_DTYPES:
-        raise InputError(f"{name} is {array.dtype} {array.shape}: use {ndim} axes of {', '.join(FLOAT_DTYPES)}")
-    if not np.isfinite(array).all():
-        raise InputError(f"{name} holds a NaN or an infinity: the exact oracle takes finite numbers")
-    return array.astype(np.float64)

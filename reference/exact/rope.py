@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from attnspec.reference.exact.attention import ExactResult
 from attnspec.reference.exact.gradient_ties import factor_ball
-from attnspec.reference.exact.inputs import FLOAT_DTYPES, checked_scale
+from attnspec.reference.exact.inputs import checked_scale, finite
 from attnspec.reference.exact.mean import GroupedMean
 from attnspec.reference.exact.precision import first_precision, until_decided, working_precision
 from attnspec.reference.exact.rounding import round_ball, round_near, round_to
@@ -80,7 +80,7 @@ def rotate(
     x: (length, head_dim), float16, float32 or float64, finite. Raises InputError for arguments that do not fit. Rules
     `rope.rotation`, `rope.layout`, `rope.partial`. Source: Su et al. 2021, section 3.4.2.
     """
-    rows = _finite("x", x, 2)
+    rows = finite("x", x, 2)
     _check(rope, rows.shape[1])
     out = rows.copy() + 0.0  # + 0.0 turns -0 into +0
     start = first_precision(rounded_to, 2)
@@ -122,7 +122,7 @@ def rope_attention(
     Raises InputError for arguments that do not fit, UndecidedError where PRECISION_CAP bits do not prove a rounding.
     Rules `rope.rotation`, `rope.distance`, `rope.position`. Source: Su et al. 2021, section 3.2.2, equation 16.
     """
-    q, k, v = (_finite(name, x, 4) for name, x in (("query", query), ("key", key), ("value", value)))
+    q, k, v = (finite(name, x, 4) for name, x in (("query", query), ("key", key), ("value", value)))
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise InputError(f"query {q.shape}, key {k.shape}, value {v.shape}: use one batch, heads, k_len and head_dim")
     _check(rope, q.shape[3])
@@ -218,12 +218,3 @@ def _check(rope: Rope, head_dim: int) -> None:
         raise InputError(f"rotary_dim is {rope.rotary_dim}: use an even number from 2 to head_dim, {head_dim}")
     if rope.base <= 0 or rope.layout not in (INTERLEAVED, HALF_SPLIT):
         raise InputError(f"base {rope.base} and layout {rope.layout!r}: use a positive base, a known layout")
-
-
-def _finite(name: str, array: NDArray[np.floating], ndim: int) -> NDArray[np.float64]:
-    """Return the array in float64. Raises InputError for another rank or dtype and for a NaN or an infinity."""
-    if array.ndim != ndim or array.dtype.name not in FLOAT_DTYPES:
-        raise InputError(f"{name} is {array.dtype} {array.shape}: use {ndim} axes of {', '.join(FLOAT_DTYPES)}")
-    if not np.isfinite(array).all():
-        raise InputError(f"{name} holds a NaN or an infinity: the exact oracle takes finite numbers")
-    return array.astype(np.float64)
