@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from attnspec.reference.attention import attention
+from attnspec.reference.packed import packed_attention
 from attnspec.spec.call import Result
 from attnspec.spec.errors import InputError
 
@@ -45,26 +46,72 @@ def paged_attention(
     return Result(output=result.output, lse=result.lse)
 
 
+def packed_paged_attention(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    block_table: torch.Tensor,
+    key_lengths: torch.Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Result:
+    """Return attention of packed queries over the keys that the pages hold, in float64; weights are None.
+
+    query: (total_q, q_heads, head_dim) and cu_seqlens_q: (batch + 1,), as in
+    `attnspec.reference.packed.packed_attention`; key_pages to key_lengths: those of `paged_attention`. Prefill and
+    decode steps may stand in one batch. Returns output (total_q, q_heads, value_dim) and lse (q_heads, total_q). Raises
+    InputError as the two do. Rule: `paged.packed-queries`. Source: vLLM; FlashInfer,
+    `BatchPrefillWithPagedKVCacheWrapper`.
+    """
+    keys, values = (in_order(pages, block_table, key_lengths) for pages in (key_pages, value_pages))
+    none = torch.zeros(1, dtype=torch.int64)
+    return packed_attention(
+        query,
+        torch.cat([key_pages.new_zeros(0, *key_pages.shape[2:]), *keys]),
+        torch.cat([value_pages.new_zeros(0, *value_pages.shape[2:]), *values]),
+        cu_seqlens_q,
+        torch.cat([none, key_lengths.long().cumsum(0)]),
+        is_causal=is_causal,
+        causal_alignment="lower_right",
+        scale=scale,
+    )
+
+
 def contiguous(pages: torch.Tensor, block_table: torch.Tensor, key_lengths: torch.Tensor) -> torch.Tensor:
     """Return the keys or values of each sequence in order, (batch, kv_heads, longest, dim), of the dtype of the pages.
 
+    Arguments and errors are those of `in_order`; longest is the largest length, and 0 stands where a sequence has no
+    key. Rules: `paged.order`, `paged.absent`.
+    """
+    sequences = in_order(pages, block_table, key_lengths)
+    longest = max(key_lengths.tolist(), default=0)
+    keys = pages.new_zeros(len(sequences), longest, *pages.shape[2:])
+    for b, sequence in enumerate(sequences):
+        keys[b, : len(sequence)] = sequence
+    return keys.transpose(1, 2)
+
+
+def in_order(pages: torch.Tensor, block_table: torch.Tensor, key_lengths: torch.Tensor) -> list[torch.Tensor]:
+    """Return the keys or values of each sequence, (key_lengths[b], kv_heads, dim), of the dtype of the pages.
+
     pages: (num_blocks, page_size, kv_heads, dim), of any dtype; block_table: (batch, max_blocks); key_lengths:
-    (batch,); longest is the largest length. Key j of sequence b is
+    (batch,). Key j of sequence b is
 
         pages[block_table[b, floor(j / page_size)], j mod page_size]
 
-    and 0 stands where it has no key. Raises InputError as `check_pages` does. Rules: `paged.order`, `paged.absent`.
-    Source: Kwon et al. 2023, section 4.3.
+    Raises InputError as `check_pages` does. Rules: `paged.order`, `paged.absent`. Source: Kwon et al. 2023, section
+    4.3.
     """
     check_pages(pages, block_table, key_lengths)
-    _, page_size, kv_heads, dim = pages.shape
-    longest = max(key_lengths.tolist(), default=0)
-    keys = pages.new_zeros(len(key_lengths), longest, kv_heads, dim)
+    page_size = pages.shape[1]
+    sequences = []
     for b, length in enumerate(key_lengths.tolist()):
         j = torch.arange(length)
         blocks = block_table[b, j // page_size].long()  # (length,)
-        keys[b, :length] = pages[blocks, j % page_size]  # (length, kv_heads, dim)
-    return keys.transpose(1, 2)
+        sequences.append(pages[blocks, j % page_size])  # (length, kv_heads, dim)
+    return sequences
 
 
 def check_pages(pages: torch.Tensor, block_table: torch.Tensor, key_lengths: torch.Tensor) -> None:

@@ -16,7 +16,8 @@ from attnspec.reference.attention import attention
 from attnspec.reference.exact import attention as exact_attention
 from attnspec.reference.kv_cache import KVCache
 from attnspec.reference.kv_cache import attend as attend_cache
-from attnspec.reference.paged import contiguous, paged_attention
+from attnspec.reference.packed import spans
+from attnspec.reference.paged import contiguous, packed_paged_attention, paged_attention
 from attnspec.spec.call import Result
 from attnspec.spec.errors import InputError
 
@@ -241,6 +242,29 @@ def test_any_page_size_and_any_order_of_pages(lengths: list[int], page_size: int
     for b, n in enumerate(lengths):
         keys = contiguous(call.key_pages, call.block_table, call.key_lengths)
         assert torch.equal(keys[b, :, :n], call.key[b, :, :n])
+
+
+def test_packed_queries_are_those_of_each_sequence_alone() -> None:
+    """A decode step, a prefill, a sequence without queries and one without keys in one batch."""
+    call, counts = paged([7, 4, 9, 0], 4, q_len=4), [1, 4, 0, 2]
+    query = torch.cat([q[:, :n].transpose(0, 1) for q, n in zip(call.query, counts, strict=True)])
+    cu_seqlens_q = torch.tensor([0, *counts]).cumsum(0)
+    got = packed_paged_attention(
+        query, call.key_pages, call.value_pages, cu_seqlens_q, call.block_table, call.key_lengths, is_causal=True
+    )
+    assert got.lse is not None
+    for b, (queries, n) in enumerate(zip(spans(cu_seqlens_q, len(query)), counts, strict=True)):
+        one = replace(
+            call,
+            query=call.query[b : b + 1, :, :n],
+            block_table=call.block_table[b : b + 1],
+            key_lengths=call.key_lengths[b : b + 1],
+        )
+        alone = paged_attention(*one.tensors(), is_causal=True)
+        assert alone.lse is not None
+        assert_same(
+            Result(got.output[queries].transpose(0, 1), got.lse[:, queries]), Result(alone.output[0], alone.lse[0])
+        )
 
 
 def test_a_paged_step_is_one_of_the_cache() -> None:
