@@ -10,6 +10,7 @@ import torch
 
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
+from attnspec.reference.lengths import check
 from attnspec.spec.call import Gradients, Result
 from attnspec.spec.errors import InputError
 
@@ -31,20 +32,22 @@ def packed_attention(
     is_causal: bool = False,
     causal_alignment: str = "upper_left",
     scale: float | None = None,
+    key_lengths: torch.Tensor | None = None,
 ) -> Result:
     """Return attention of each sequence of a pack over its own keys, in float64; weights are None.
 
     query: (total_q, q_heads, head_dim); key: (total_k, kv_heads, head_dim); value: (total_k, kv_heads, value_dim), of
     one floating dtype, kv_heads a divisor of q_heads. cu_seqlens_q, cu_seqlens_k: (batch + 1,), int32 or int64: the
-    queries of sequence b are the tokens cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, its keys likewise. The causal
-    diagonal is that of each sequence alone. Returns output (total_q, q_heads, value_dim) and lse (q_heads, total_q);
-    tokens behind the last boundary have output 0 and lse -inf. Raises InputError where shapes, dtypes or boundaries do
-    not fit. Rules: `packed.separate`, `packed.causal`, `packed.zero-length`, `packed.boundaries`, `packed.tail`.
-    Source: flash-attention, `flash_attn_varlen_func`.
+    queries of sequence b are the tokens cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, its keys likewise. key_lengths:
+    (batch,), int32 or int64, how many of a sequence's keys exist, from its first on; None is all. The causal diagonal
+    is that of each sequence alone. Returns output (total_q, q_heads, value_dim) and lse (q_heads, total_q); tokens
+    behind the last boundary have output 0 and lse -inf. Raises InputError where shapes, dtypes, boundaries or lengths
+    do not fit. Rules: `packed.separate`, `packed.causal`, `packed.zero-length`, `packed.boundaries`,
+    `packed.key-lengths`, `packed.tail`. Source: flash-attention, `flash_attn_varlen_func`; PyTorch, `varlen_attn`.
     """
     output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=torch.float64)  # (total_q, q_heads, value_dim)
     lse = torch.full(query.shape[:2], -torch.inf, dtype=torch.float64).T  # (q_heads, total_q)
-    for queries, keys in members(query, key, value, cu_seqlens_q, cu_seqlens_k):
+    for queries, keys in members(query, key, value, cu_seqlens_q, cu_seqlens_k, key_lengths):
         result = attention(
             alone(query, queries),
             alone(key, keys),
@@ -72,17 +75,19 @@ def packed_backward(
     is_causal: bool = False,
     causal_alignment: str = "upper_left",
     scale: float | None = None,
+    key_lengths: torch.Tensor | None = None,
 ) -> Gradients:
     """Return the gradients of a loss with respect to a packed query, key and value, in float64.
 
-    query to cu_seqlens_k and is_causal to scale are those of `packed_attention`. grad_output: (total_q, q_heads,
-    value_dim); grad_lse: (q_heads, total_q), None for 0. Tokens behind the last boundary have gradient 0. Raises
+    query to cu_seqlens_k and is_causal to key_lengths are those of `packed_attention`. grad_output: (total_q, q_heads,
+    value_dim); grad_lse: (q_heads, total_q), None for 0. Tokens behind the last boundary and keys that do
+    not exist have gradient 0. Raises
     InputError as `packed_attention` does, and where the gradients that come in have other shapes. Rule:
     `packed.backward`. Source: flash-attention, `flash_attn_varlen_func`.
     """
     grads = Gradients(*(torch.zeros(x.shape, dtype=torch.float64) for x in (query, key, value)))
     check_rows(query, value, grad_output, grad_lse)
-    for queries, keys in members(query, key, value, cu_seqlens_q, cu_seqlens_k):
+    for queries, keys in members(query, key, value, cu_seqlens_q, cu_seqlens_k, key_lengths):
         of_member = backward(
             alone(query, queries),
             alone(key, keys),
@@ -111,10 +116,12 @@ def members(
     value: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
+    key_lengths: torch.Tensor | None = None,
 ) -> Iterator[Member]:
-    """Yield where the sequences of a pack lie, in order. Raises InputError where tensors or boundaries do not fit.
+    """Return where the sequences of a pack lie, in order; keys that do not exist are left out.
 
-    Arguments as those of `packed_attention`. Rules: `packed.separate`, `packed.boundaries`.
+    Arguments and errors are those of `packed_attention`. Rules: `packed.separate`, `packed.boundaries`,
+    `packed.key-lengths`.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.ndim != 3:
@@ -125,6 +132,12 @@ def members(
     keys = spans(cu_seqlens_k, key.shape[0], "cu_seqlens_k")
     if len(queries) != len(keys):
         raise InputError(f"cu_seqlens_q has {len(queries)} sequences and cu_seqlens_k {len(keys)}: use the same number")
+    if key_lengths is not None:
+        check(key_lengths, len(keys), key.shape[0])
+        for b, (place, length) in enumerate(zip(keys, key_lengths.tolist(), strict=True)):
+            if length > place.stop - place.start:
+                raise InputError(f"key_lengths has {length} for sequence {b}: use 0 to {place.stop - place.start}")
+            keys[b] = slice(place.start, place.start + length)
     return map(Member, queries, keys)
 
 

@@ -111,7 +111,22 @@ def does_not_show_what_is_no_member_of_it(kernel: Kernel) -> None:
         assert torch.equal(result.output[3:7], clean.output[3:7])
 
 
+def reads_no_key_beyond_a_length(kernel: Kernel) -> None:
+    query, key, value = drawn(9, 12)
+    cu_q, cu_k, lengths = boundaries([3, 2, 4]), boundaries([4, 3, 5]), torch.tensor([2, 0, 5], dtype=torch.int32)
+    there = torch.tensor([0, 1, *range(7, 12)])
+    for alignment in ("upper_left", "lower_right"):
+        options: dict[str, Any] = {"is_causal": True, "causal_alignment": alignment}
+        want = packed_attention(query, key[there], value[there], cu_q, boundaries([2, 0, 5]), **options)
+        dirty_key, dirty_value = key.clone(), value.clone()
+        dirty_key[2:7] = dirty_value[2:7] = math.nan
+        got = kernel(query, dirty_key, dirty_value, cu_q, cu_k, key_lengths=lengths, **options)
+        assert_close(got.output, want.output)
+        assert_close(got.lse, want.lse)
+
+
 LAWS = (
+    reads_no_key_beyond_a_length,
     is_a_loop_over_its_members,
     is_causal_in_each_member,
     takes_members_without_keys,
@@ -164,7 +179,26 @@ def empty_member_keeps_what_stood_there(*tensors: torch.Tensor, **options: Any) 
     return result
 
 
+def length_of_the_first(*tensors: torch.Tensor, key_lengths: torch.Tensor, **options: Any) -> Result:
+    return packed_attention(*tensors, key_lengths=key_lengths[:1].expand_as(key_lengths), **options)
+
+
+def lengths_from_the_end(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor, key_lengths: torch.Tensor, **options: Any
+) -> Result:
+    """The last keys of a member exist, not its first."""
+    shift = [
+        place.stop - place.start - n for place, n in zip(spans(rest[1], len(k)), key_lengths.tolist(), strict=True)
+    ]
+    order = torch.cat(
+        [torch.arange(p.start, p.stop).roll(-s) for p, s in zip(spans(rest[1], len(k)), shift, strict=True)]
+    )
+    return packed_attention(q, k[order], v[order], *rest, key_lengths=key_lengths, **options)
+
+
 FAULTS = [
+    (length_of_the_first, reads_no_key_beyond_a_length),
+    (lengths_from_the_end, reads_no_key_beyond_a_length),
     (one_token_of_the_next, is_a_loop_over_its_members),
     (keys_by_the_boundaries_of_queries, is_a_loop_over_its_members),
     (other_corner, is_causal_in_each_member),
@@ -218,18 +252,21 @@ def test_the_truth_of_a_pack_is_that_of_its_members() -> None:
 
 
 @pytest.mark.parametrize("pack", PACKS)
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_gradients_are_those_of_autograd(pack: str, is_causal: bool) -> None:
+@pytest.mark.parametrize("alignment", ["none", "upper_left", "lower_right"])
+def test_gradients_are_those_of_autograd(pack: str, alignment: str) -> None:
     q_lengths, k_lengths = PACKS[pack]
     given_ = [x.requires_grad_() for x in drawn(sum(q_lengths) + 1, sum(k_lengths) + 1)]
     cu = boundaries(q_lengths), boundaries(k_lengths)
     grad_output, grad_lse = torch.randn(len(given_[0]), 4, 3).double(), torch.randn(4, len(given_[0])).double()
-    result = packed_attention(*given_, *cu, is_causal=is_causal)
+    options: dict[str, Any] = {"scale": 0.7, "key_lengths": torch.tensor(k_lengths).sub(1).clamp(min=0)}
+    if alignment != "none":
+        options |= {"is_causal": True, "causal_alignment": alignment}
+    result = packed_attention(*given_, *cu, **options)
     assert result.lse is not None
     seen = result.lse.detach() != -math.inf
     loss = (result.output * grad_output).sum() + (result.lse[seen] * grad_lse[seen]).sum()
     want = torch.autograd.grad(loss, given_, allow_unused=True, materialize_grads=True)
-    got = packed_backward(*given_, grad_output, *cu, grad_lse=grad_lse, is_causal=is_causal)
+    got = packed_backward(*given_, grad_output, *cu, grad_lse=grad_lse, **options)
     for mine, autograd in zip(got[:3], want, strict=True):
         assert_close(mine.detach(), autograd)
 
@@ -251,7 +288,7 @@ def test_a_gradient_does_not_cross_a_boundary() -> None:
     [
         ([0, 4, 3, 5], [0, 2, 4, 6], "cu_seqlens_q falls from 4 to 3 at sequence 1: use boundaries that never fall"),
         ([1, 5], [0, 6], "cu_seqlens_q starts with 1: use 0"),
-        ([0, 5], [0, 7], "cu_seqlens_k ends with 7: use 6 at most, the number of tokens"),
+        ([0, 2, 5], [0, 6, 7], "cu_seqlens_k ends with 7: use 6 at most, the number of tokens"),
         ([0, 2, 5], [0, 6], "cu_seqlens_q has 2 sequences and cu_seqlens_k 1: use the same number"),
         ([], [0, 6], "cu_seqlens_q has shape (0,): use (batch + 1,)"),
         ([[0, 5]], [0, 6], "cu_seqlens_q has shape (1, 2): use (batch + 1,)"),
@@ -274,6 +311,12 @@ def test_tensors_that_do_not_fit_are_told_in_one_line() -> None:
         packed_attention(query, key, value[:5], *cu)
     with pytest.raises(InputError, match=r"^3 query heads cannot share 2 key and value heads"):
         packed_attention(query[:, :3], key, value, *cu)
+    for lengths, message in (([7], "7 for batch 0: use 0 to 6"), ([-1], "-1 for batch 0: use 0 to 6")):
+        with pytest.raises(InputError, match=f"^key_lengths has {message}$"):
+            packed_attention(query, key, value, *cu, key_lengths=torch.tensor(lengths))
+    two = boundaries([2, 3]), boundaries([2, 4])
+    with pytest.raises(InputError, match=r"^key_lengths has 3 for sequence 0: use 0 to 2$"):
+        packed_attention(query, key, value, *two, key_lengths=torch.tensor([3, 1]))
     with pytest.raises(InputError, match=r"^grad_output has shape \(5, 4, 2\): use \(5, 4, 3\)$"):
         packed_backward(query, key, value, torch.zeros(5, 4, 2), *cu)
     with pytest.raises(InputError, match=r"^grad_lse has shape \(5, 4\): use \(4, 5\)$"):
