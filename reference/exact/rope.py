@@ -82,25 +82,28 @@ def rotate(
     """
     rows = finite("x", x, 2)
     _check(rope, rows.shape[1])
-    out = rows.copy() + 0.0  # + 0.0 turns -0 into +0
-    start = first_precision(rounded_to, 2)
+    if len(positions) != len(rows):
+        raise InputError(f"{len(positions)} positions for {len(rows)} vectors: use one a vector")
+    out = np.array([[round_to(Fraction(n), rounded_to) for n in row] for row in rows.tolist()]).reshape(rows.shape)
     for i, position in enumerate(positions):
         for pair in range(rope.rotary_dim // 2):
             first, second = rope.places(pair)
-            x1, x2 = (Fraction(rows[i, place]) for place in (first, second))
-            if position == 0 or x1 == x2 == 0:
-                out[i, first], out[i, second] = round_to(x1, rounded_to), round_to(x2, rounded_to)
-                continue
-            for place, (p, q) in ((first, (x1, -x2)), (second, (x2, x1))):
-
-                def attempt(
-                    pair: int = pair, position: int = position, p: Fraction = p, q: Fraction = q
-                ) -> float | None:
-                    angle = rope.angle(pair) * position
-                    return round_ball(_number(p) * angle.cos() + _number(q) * angle.sin(), rounded_to)
-
-                out[i, place] = until_decided(attempt, start, f"element {place} at position {position}")
+            x1, x2 = Fraction(rows[i, first]), Fraction(rows[i, second])
+            out[i, first] = _turned(x1, -x2, rope, pair, position, rounded_to)
+            out[i, second] = _turned(x2, x1, rope, pair, position, rounded_to)
     return out
+
+
+def _turned(p: Fraction, q: Fraction, rope: Rope, pair: int, position: int, fmt: Format) -> float:
+    """Return p cos a + q sin a, a the angle of a pair at a position, rounded."""
+    if position == 0 or p == q == 0:
+        return round_to(p, fmt)
+
+    def attempt() -> float | None:
+        angle = rope.angle(pair) * position
+        return round_ball(_number(p) * angle.cos() + _number(q) * angle.sin(), fmt)
+
+    return until_decided(attempt, first_precision(fmt, 2), f"pair {pair} at position {position}")
 
 
 def rope_attention(
