@@ -312,6 +312,15 @@ def test_bad_input_is_told_in_one_line(m: torch.Tensor, options: dict[str, Any],
     assert str(caught.value) == message
 
 
+def test_a_bias_of_two_batches_fits_one_of_both_or_of_one() -> None:
+    two, three = distance(1, 4, key_lengths=torch.tensor([4, 3])), distance(1, 4, key_lengths=torch.tensor([4, 3, 2]))
+    assert bias(torch.ones(2, 5), two).shape == (2, 5, 1, 4)
+    assert bias(torch.ones(1, 5), three).shape == (3, 5, 1, 4)
+    assert bias(torch.ones(2, 5), distance(1, 4)).shape == (2, 5, 1, 4)
+    with pytest.raises(InputError, match=r"^alibi_slopes has batch 2 and key_lengths 3: use the same$"):
+        bias(torch.ones(2, 5), three)
+
+
 @pytest.mark.parametrize("of", [slopes, exact_slopes])
 def test_no_heads_have_no_slopes(of: Callable[[int], Any]) -> None:
     with pytest.raises(InputError, match=r"^0 heads: use 1 or more$"):

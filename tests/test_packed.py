@@ -315,8 +315,8 @@ def test_tensors_that_do_not_fit_are_told_in_one_line() -> None:
         with pytest.raises(InputError, match=f"^key_lengths has {message}$"):
             packed_attention(query, key, value, *cu, key_lengths=torch.tensor(lengths))
     two = boundaries([2, 3]), boundaries([2, 4])
-    with pytest.raises(InputError, match=r"^key_lengths has 3 for sequence 0: use 0 to 2$"):
-        packed_attention(query, key, value, *two, key_lengths=torch.tensor([3, 1]))
+    with pytest.raises(InputError, match=r"^key_lengths has 5 for sequence 1: use 0 to 4$"):
+        packed_attention(query, key, value, *two, key_lengths=torch.tensor([1, 5]))
     with pytest.raises(InputError, match=r"^grad_output has shape \(5, 4, 2\): use \(5, 4, 3\)$"):
         packed_backward(query, key, value, torch.zeros(5, 4, 2), *cu)
     with pytest.raises(InputError, match=r"^grad_lse has shape \(5, 4\): use \(4, 5\)$"):

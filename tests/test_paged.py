@@ -267,6 +267,22 @@ def test_packed_queries_are_those_of_each_sequence_alone() -> None:
         )
 
 
+def test_an_explicit_scale_and_an_empty_batch() -> None:
+    call = paged([7, 4], 4, q_len=2)
+    want = attention(call.query, call.key, call.value, scale=-0.7, enable_gqa=True, key_lengths=call.key_lengths)
+    assert_same(paged_attention(*call.tensors(), scale=-0.7), want)
+    query, pages, two = (
+        call.query.transpose(1, 2).flatten(0, 1),
+        (call.key_pages, call.value_pages),
+        torch.tensor([0, 2, 4]),
+    )
+    packed = packed_paged_attention(query, *pages, two, call.block_table, call.key_lengths, scale=-0.7)
+    torch.testing.assert_close(packed.output, want.output.transpose(1, 2).flatten(0, 1), rtol=TOLERANCE, atol=TOLERANCE)
+    nothing = paged_attention(call.query[:0], *pages, call.block_table[:0], call.key_lengths[:0])
+    assert nothing.output.shape == (0, 4, 2, 3)
+    assert contiguous(call.key_pages, call.block_table[:0], call.key_lengths[:0]).shape == (0, 2, 0, 5)
+
+
 def test_a_paged_step_is_one_of_the_cache() -> None:
     call = paged([7, 4, 9], 4, q_len=3)
     cache = KVCache(3, 2, 9, 5, 3, torch.float64)

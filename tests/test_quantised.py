@@ -13,6 +13,7 @@ from laws import law_tests
 
 from attnspec.reference.attention import attention
 from attnspec.reference.exact import attention as exact_attention
+from attnspec.reference.paged import contiguous
 from attnspec.reference.quantised import absmax_scale, dequantise, quantise, quantised_attention
 from attnspec.spec.call import Result
 from attnspec.spec.errors import InputError
@@ -236,6 +237,21 @@ def test_the_truth_is_exact_attention_over_exact_products(dtype: torch.dtype) ->
     assert_close(got.output, torch.from_numpy(true.output), 1e-12)
     back = np.asarray(keys) / np.asarray(key_scale.double())
     assert (back == np.asarray(key.double())).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantised_pages_are_put_in_order_as_they_are(dtype: torch.dtype) -> None:
+    query, key, value, key_scale, value_scale = drawn(dtype)
+    table, lengths = torch.tensor([[5, 0, 2], [1, 4, 3]]), torch.tensor([6, 5])
+    pages = [torch.zeros(6, 2, 2, 5).to(dtype) for _ in (key, value)]
+    for stored, source in zip(pages, (key, value), strict=True):
+        for b, row in enumerate(table.tolist()):
+            for n, block in enumerate(row):
+                stored[block] = source[b, :, 2 * n : 2 * n + 2].transpose(0, 1)
+    ordered = [contiguous(stored, table, lengths) for stored in pages]
+    got = quantised_attention(query, *ordered, key_scale, value_scale, key_lengths=lengths, enable_gqa=True)
+    want = quantised_attention(query, key, value, key_scale, value_scale, key_lengths=lengths, enable_gqa=True)
+    assert torch.equal(got.output, want.output)
 
 
 def test_rounding_of_products_is_a_dialect() -> None:
