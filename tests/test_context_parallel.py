@@ -86,7 +86,13 @@ def masks_by_positions(kernel: Kernel) -> None:
             for alignment in ("upper_left", "lower_right"):
                 query, key, value, *_ = drawn(q_len, k_len)
                 mask = torch.rand(q_len, k_len, generator=torch.Generator().manual_seed(1)) < 0.8
-                options = {"is_causal": True, "causal_alignment": alignment, "attn_mask": mask, "enable_gqa": True}
+                options = {
+                    "is_causal": True,
+                    "causal_alignment": alignment,
+                    "attn_mask": mask,
+                    "enable_gqa": True,
+                    "scale": -0.4,
+                }
                 want = attention(query, key, value, **options)
                 got = kernel(query, key, value, shards(q_len, 3, order), shards(k_len, 2, order), **options)
                 assert_close(got.output, want.output)
@@ -104,15 +110,17 @@ def takes_parts_in_any_order(kernel: Kernel) -> None:
 
 
 def adds_up_the_gradients(backward_of: Callable[..., Any]) -> None:
-    query, key, value, grad_output, grad_lse = drawn()
-    options: dict[str, Any] = {"is_causal": True, "enable_gqa": True, "grad_lse": grad_lse}
-    want = backward(query, key, value, grad_output, **options)
-    for order in ORDERS:
-        for ranks in (1, 2, 12):
-            deal = shards(9, ranks, order)
-            got = backward_of(query, key, value, grad_output, deal, deal, **options)
-            for mine, theirs in zip(got[:3], want, strict=False):
-                assert_close(mine, theirs)
+    for q_len, alignment in ((9, "upper_left"), (12, "lower_right")):  # in the second some rows see nothing
+        query, key, value, grad_output, grad_lse = drawn(q_len)
+        options: dict[str, Any] = {"is_causal": True, "causal_alignment": alignment, "enable_gqa": True}
+        options |= {"grad_lse": grad_lse, "scale": 0.7}
+        want = backward(query, key, value, grad_output, **options)
+        for order in ORDERS:
+            for ranks in (1, 2, 12):
+                deal = shards(q_len, ranks, order), shards(9, ranks, order)
+                got = backward_of(query, key, value, grad_output, *deal, **options)
+                for mine, theirs in zip(got[:3], want[:3], strict=True):
+                    assert_close(mine, theirs)
 
 
 FORWARD_LAWS = (is_one_call, masks_by_positions, takes_parts_in_any_order)
@@ -121,7 +129,7 @@ FORWARD_LAWS = (is_one_call, masks_by_positions, takes_parts_in_any_order)
 def parts_of(tensors: tuple[T, T, T], rows: T, key_shards: Shards, options: dict[str, Any]) -> list[Part]:
     """Attention over each shard, causal within the shard where asked."""
     query, key, value = tensors
-    local = {name: x for name, x in options.items() if name in ("is_causal", "causal_alignment", "enable_gqa")}
+    local = {name: x for name, x in options.items() if name in ("is_causal", "causal_alignment", "enable_gqa", "scale")}
     results = [attention(query[:, :, rows], key[:, :, c], value[:, :, c], **local) for c in key_shards]
     return [Part(r.output, r.lse) for r in results if r.lse is not None]
 
@@ -298,5 +306,14 @@ def test_bad_input_is_told_in_one_line(
 def test_a_deal_that_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match=r"^4 positions on 0 ranks: use 0 or more positions, 1 or more ranks$"):
         shards(4, 0)
+    with pytest.raises(InputError, match=r"^-1 positions on 2 ranks: use 0 or more"):
+        shards(-1, 2)
+    assert [len(x) for x in shards(0, 2, "zigzag")] == [0, 0]
+    query, key, value, grad_output, _ = drawn()
+    deal = shards(9, 2)
+    with pytest.raises(InputError, match=r"^4 query heads and 2 key heads: set enable_gqa=True$"):
+        context_parallel_attention(query, key, value, deal, deal)
+    with pytest.raises(InputError, match=r"^4 query heads and 2 key heads: set enable_gqa=True$"):
+        context_parallel_backward(query, key, value, grad_output, deal, deal)
     with pytest.raises(InputError, match=r"^order is 'ring': use one of contiguous, zigzag, striped$"):
         shards(4, 2, "ring")

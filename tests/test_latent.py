@@ -25,7 +25,7 @@ from attnspec.spec.call import Result
 from attnspec.spec.errors import InputError
 
 TOLERANCE = 1e-12  # for values of about 1 in float64
-HEADS, NOPE, ROPE, RANK, VALUE = 3, 5, 4, 6, 2
+HEADS, NOPE, ROPE, RANK, VALUE = 3, 5, 4, 7, 2
 Kernel = Callable[..., Result]
 T = torch.Tensor
 
@@ -234,14 +234,18 @@ def test_the_truth_of_exact_products(form: Kernel, options: dict[str, Any]) -> N
         assert_close(got.lse, torch.from_numpy(true.lse))
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("form", [latent_attention, absorbed_attention])
-def test_gradients_are_those_of_autograd(form: Kernel) -> None:
+def test_gradients_are_those_of_autograd(form: Kernel, causal: bool) -> None:
     given = [x.requires_grad_() for x in drawn()]
-    options: dict[str, Any] = {
-        "is_causal": True,
-        "causal_alignment": "lower_right",
-        "key_lengths": torch.tensor([6, 4]),
-    }
+    options: dict[str, Any] = {}
+    if causal:
+        options = {
+            "is_causal": True,
+            "causal_alignment": "lower_right",
+            "key_lengths": torch.tensor([6, 4]),
+            "scale": 0.6,
+        }
     result = form(*given, **options)
     assert result.lse is not None
     grad_output, grad_lse = torch.randn(2, HEADS, 4, VALUE).double(), torch.randn(2, HEADS, 4).double()
@@ -268,12 +272,12 @@ def test_absent_tokens_reach_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("place", "shape", "message"),
     [
-        (0, (2, HEADS, 4, 8), "w_uk has shape (3, 5, 6): use (heads, nope_dim, kv_rank) = (3, 4, 6)"),
-        (3, (1, NOPE, RANK), "w_uk has shape (1, 5, 6): use (heads, nope_dim, kv_rank) = (3, 5, 6)"),
-        (4, (HEADS, VALUE, 7), "w_uv has shape (3, 2, 7): use (3, value_dim, 6)"),
-        (1, (1, 6, RANK), "latent (1, 6, 6) and key_rope (2, 6, 4): use (2, k_len, kv_rank) and (2, k_len, rope_dim)"),
-        (2, (2, 5, ROPE), "latent (2, 6, 6) and key_rope (2, 5, 4): use (2, k_len, kv_rank) and (2, k_len, rope_dim)"),
-        (1, (2, 1, 6, RANK), "latent is torch.float32 (2, 1, 6, 6): use a floating dtype, 3 dimensions"),
+        (0, (2, HEADS, 4, 8), "w_uk has shape (3, 5, 7): use (heads, nope_dim, kv_rank) = (3, 4, 7)"),
+        (3, (1, NOPE, RANK), "w_uk has shape (1, 5, 7): use (heads, nope_dim, kv_rank) = (3, 5, 7)"),
+        (4, (HEADS, VALUE, 6), "w_uv has shape (3, 2, 6): use (3, value_dim, 7)"),
+        (1, (1, 6, RANK), "latent (1, 6, 7) and key_rope (2, 6, 4): use (2, k_len, kv_rank) and (2, k_len, rope_dim)"),
+        (2, (2, 5, ROPE), "latent (2, 6, 7) and key_rope (2, 5, 4): use (2, k_len, kv_rank) and (2, k_len, rope_dim)"),
+        (1, (2, 1, 6, RANK), "latent is torch.float32 (2, 1, 6, 7): use a floating dtype, 3 dimensions"),
     ],
 )
 def test_bad_input_is_told_in_one_line(place: int, shape: tuple[int, ...], message: str) -> None:
@@ -290,3 +294,6 @@ def test_bad_input_is_told_in_one_line(place: int, shape: tuple[int, ...], messa
 def test_a_rotated_part_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match=r"^rope_dim 4 of 9 elements and 3 pairs: use rope_dim / 2 pairs$"):
         rotate_last(drawn()[0], ROPE, torch.arange(4), frequencies(6))
+    for rope_dim in (0, 10):
+        with pytest.raises(InputError, match=f"^rope_dim {rope_dim} of 9 elements and"):
+            rotate_last(drawn()[0], rope_dim, torch.arange(4), frequencies(10)[: rope_dim // 2])

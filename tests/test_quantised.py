@@ -107,10 +107,12 @@ def is_attention_over_scale_times_stored(kernel: Kernel) -> None:
     for dtype in DTYPES:
         for grain in GRAIN:
             query, key, value, key_scale, value_scale = drawn(dtype, grain, k_len=5)  # as many tokens as channels
-            want = attention(query.double(), key.double() * key_scale, value.double() * value_scale, enable_gqa=True)
-            got = kernel(query, key, value, key_scale, value_scale, enable_gqa=True)
-            assert_close(got.output, want.output, 1e-12)
-            assert_close(got.lse, want.lse, 1e-12)
+            keys, values = key.double() * key_scale, value.double() * value_scale
+            for options in ({}, {"is_causal": True, "causal_alignment": "lower_right", "scale": -0.3}):
+                want = attention(query.double(), keys, values, enable_gqa=True, **options)
+                got = kernel(query, key, value, key_scale, value_scale, enable_gqa=True, **options)
+                assert_close(got.output, want.output, 1e-12)
+                assert_close(got.lse, want.lse, 1e-12)
 
 
 def takes_a_scale_of_1_for_the_number_itself(kernel: Kernel) -> None:
@@ -291,6 +293,7 @@ def test_bad_input_is_told_in_one_line(changes: dict[int, T], message: str) -> N
 
 def test_a_scale_that_cannot_be_is_refused_when_quantising() -> None:
     x = torch.ones(1, 1, 1, 2)
+    assert absmax_scale(0 * x, torch.int8, (3,)).flatten().tolist() == [1.0]
     for scale in (0.0, -1.0, math.nan):
         with pytest.raises(InputError, match="not positive: use positive ones"):
             quantise(x, torch.tensor(scale), torch.int8)

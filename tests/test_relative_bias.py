@@ -241,6 +241,14 @@ def test_the_truth_is_exact_attention_with_the_bias() -> None:
     assert_close(got.lse, torch.from_numpy(true.lse))
 
 
+def test_the_gradient_of_t5s_buckets_by_hand() -> None:
+    got = relative_bias_backward(torch.arange(1.0, 131.0).reshape(1, 1, 1, 130), 32)  # one query, at position 129
+    assert got[:8, 0].tolist() == [130 - t for t in range(8)]
+    assert got[15, 0] == sum(130 - t for t in range(91, 130))
+    assert (got[16:] == 0).all()
+    assert (relative_bias_backward(torch.ones(1, 1, 2, 1), 32, alignment="upper_left")[[0, 1], 0] == 1).all()
+
+
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("alignment", ["lower_right", "upper_left"])
 def test_the_gradient_of_the_table_is_that_of_autograd(bidirectional: bool, alignment: str) -> None:
