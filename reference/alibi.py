@@ -31,7 +31,7 @@ def distance(
     k_len: int,
     *,
     form: str = "symmetric",
-    alignment: str = "lower_right",
+    alignment: str = "upper_left",
     key_lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return how far each key lies from the diagonal, int64 (1 or batch, 1, q_len, k_len); a bias is minus slope times
@@ -77,9 +77,9 @@ def alibi_attention(
     alibi_slopes: torch.Tensor,
     *,
     form: str = "symmetric",
-    alignment: str = "lower_right",
+    alignment: str | None = None,
     is_causal: bool = False,
-    causal_alignment: str = "lower_right",
+    causal_alignment: str = "upper_left",
     scale: float | None = None,
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
@@ -87,14 +87,15 @@ def alibi_attention(
     """Return attention with the bias of ALiBi added to the scaled scores, in float64.
 
     query to value and is_causal to key_lengths: those of `attnspec.reference.attention.attention`; alibi_slopes:
-    (q_heads,) or (batch, q_heads); form, alignment: those of `distance`. Raises InputError where they do not fit.
-    Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
+    (q_heads,) or (batch, q_heads); form, alignment: those of `distance`, None for `causal_alignment`. Raises InputError
+    where they do not fit. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
     """
     heads, batches = query.shape[1], (1, query.shape[0])
     per_batch = check_slopes(alibi_slopes)
     if per_batch.shape[1] != heads or len(per_batch) not in batches:
         shape = tuple(alibi_slopes.shape)
         raise InputError(f"alibi_slopes has shape {shape}: use ({heads},) or ({query.shape[0]}, {heads})")
+    alignment = causal_alignment if alignment is None else alignment
     far = distance(query.shape[2], key.shape[2], form=form, alignment=alignment, key_lengths=key_lengths)
     return attention(
         query,

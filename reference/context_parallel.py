@@ -23,7 +23,7 @@ def shards(length: int, ranks: int, order: str = "contiguous") -> list[torch.Ten
     `contiguous`: rank r has the r-th of `ranks` chunks. `zigzag`: of 2 * ranks chunks it has chunk r and chunk
     2 * ranks - 1 - r, so that causal work is even. `striped`: it has r, r + ranks, r + 2 * ranks, ... Raises InputError
     for less than one rank and for another order. Source: Liu et al. 2023 (Ring Attention), section 3; Dubey et al. 2024
-    (Llama 3), section 3.3.2 (two chunks a rank); Brandon et al. 2023 (Striped Attention), section 3.
+    (Llama 3), section 3.3.2 (two chunks a rank); Brandon et al. 2023 (Striped Attention).
     """
     if ranks < 1 or length < 0:
         raise InputError(f"{length} positions on {ranks} ranks: use 0 or more positions, 1 or more ranks")

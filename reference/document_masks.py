@@ -57,7 +57,7 @@ def prefix_lm(
 
     prefix_lengths: (batch,), int32 or int64, 0 to k_len. Key j is seen where j < prefix_lengths[b] or where the causal
     diagonal lets it. Raises InputError for lengths or an alignment that do not fit. Rule: `prefix-lm.visible`. Source:
-    Raffel et al. 2020, section 3.2.1; Dong et al. 2019 (UniLM), section 2.3.
+    Raffel et al. 2020, section 3.2.1; Dong et al. 2019 (UniLM), figure 1.
     """
     check(prefix_lengths, len(prefix_lengths), k_len, "prefix_lengths")
     in_prefix = torch.arange(k_len) < prefix_lengths[:, None, None, None]  # (batch, 1, 1, k_len)

@@ -57,7 +57,7 @@ def relative_bias(
     *,
     max_distance: int = 128,
     bidirectional: bool = True,
-    alignment: str = "lower_right",
+    alignment: str = "upper_left",
 ) -> torch.Tensor:
     """Return what is added to the scaled scores, (1, heads, q_len, k_len), of the dtype of the table: an `attn_mask`.
 
@@ -77,7 +77,7 @@ def relative_bias_backward(
     *,
     max_distance: int = 128,
     bidirectional: bool = True,
-    alignment: str = "lower_right",
+    alignment: str = "upper_left",
 ) -> torch.Tensor:
     """Return the gradient of the table, float64 (num_buckets, heads): the sum over all slots that read an entry.
 

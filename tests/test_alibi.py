@@ -87,7 +87,7 @@ def test_faulty_slopes_are_told_apart(fault: Callable[[int], list[float]]) -> No
 
 
 def test_the_four_dialects_by_hand() -> None:
-    far = partial(distance, 2, 4)
+    far = partial(distance, 2, 4, alignment="lower_right")
     assert far()[0, 0].tolist() == [[2, 1, 0, 1], [3, 2, 1, 0]]
     assert far(form="signed")[0, 0].tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
     assert far(alignment="upper_left")[0, 0].tolist() == [[0, 1, 2, 3], [1, 0, 1, 2]]
@@ -101,7 +101,7 @@ def test_the_four_dialects_by_hand() -> None:
 
 def test_a_geometric_series() -> None:
     q, k, v = torch.zeros(1, 2, 1, 1), torch.zeros(1, 2, 9, 1), torch.ones(1, 2, 9, 1)
-    result = alibi_attention(q, k, v, slopes(2))
+    result = alibi_attention(q, k, v, slopes(2), alignment="lower_right")
     ratios = [math.exp(-m) for m in slopes(2).tolist()]
     assert result.lse is not None
     assert result.lse.flatten().tolist() == pytest.approx([math.log((1 - r**9) / (1 - r)) for r in ratios], rel=1e-14)
@@ -135,7 +135,7 @@ def adds_to_the_scaled_score(kernel: Kernel) -> None:
     for scale in (None, 3.0, -0.5):
         far = (torch.arange(3)[:, None] + 4 - torch.arange(7)).abs()
         want = attention(query, key, value, attn_mask=-m[:, None, None] * far, scale=scale, enable_gqa=True)
-        got = kernel(query, key, value, m, scale=scale, enable_gqa=True)
+        got = kernel(query, key, value, m, scale=scale, alignment="lower_right", enable_gqa=True)
         assert_close(got.output, want.output)
         assert_close(got.lse, want.lse)
 
@@ -151,12 +151,11 @@ def takes_slopes_of_each_batch_element(kernel: Kernel) -> None:
 
 def decodes_as_it_prefills(kernel: Kernel) -> None:
     query, key, value = drawn(6, 6)
-    whole = kernel(query, key, value, slopes(4), is_causal=True, enable_gqa=True)
+    options: dict[str, Any] = {"is_causal": True, "causal_alignment": "lower_right", "enable_gqa": True}
+    whole = kernel(query, key, value, slopes(4), **options)
     for t in range(6):
-        lengths = torch.tensor([t + 1, t + 1])
-        step = kernel(
-            query[:, :, t : t + 1], key, value, slopes(4), is_causal=True, enable_gqa=True, key_lengths=lengths
-        )
+        one, lengths = query[:, :, t : t + 1], torch.tensor([t + 1, t + 1])
+        step = kernel(one, key, value, slopes(4), key_lengths=lengths, **options)
         assert_close(step.output[:, :, 0], whole.output[:, :, t])
         assert_close(step.lse[:, :, 0], whole.lse[:, :, t])
 
@@ -211,8 +210,7 @@ def symmetric_only(*tensors: torch.Tensor, **options: Any) -> Result:
 
 def offset_of_the_storage(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor, **options: Any) -> Result:
     """With key lengths the diagonal stays at the end of the storage."""
-    far = distance(q.shape[2], k.shape[2])
-    options.setdefault("causal_alignment", "lower_right")
+    far = distance(q.shape[2], k.shape[2], alignment="lower_right")
     return attention(q, k, v, attn_mask=bias(m, far), **options)
 
 
@@ -244,7 +242,7 @@ test_the_reference_keeps_the_law, test_a_fault_breaks_the_law, test_each_law_fin
 def test_another_offset_of_the_signed_form_shows_in_the_lse_only() -> None:
     tensors = drawn(3, 7)
     call = partial(alibi_attention, *tensors, slopes(4), form="signed", enable_gqa=True)
-    right, left = call(), call(alignment="upper_left")
+    right, left = call(alignment="lower_right"), call(alignment="upper_left")
     assert right.lse is not None
     assert left.lse is not None
     assert_close(right.output, left.output)
@@ -281,7 +279,7 @@ def test_gradients_are_those_of_autograd(form: str, batched: bool) -> None:
     *want, want_slopes = torch.autograd.grad((result.output * grad_output).sum(), [*given, m])
     far = distance(3, 5, form=form)
     full = bias(m, far).expand(2, 4, 3, 5).detach()
-    got = backward(*given, grad_output, attn_mask=full, is_causal=True, causal_alignment="lower_right", enable_gqa=True)
+    got = backward(*given, grad_output, attn_mask=full, is_causal=True, enable_gqa=True)
     for mine, autograd in zip(got[:3], want, strict=True):
         assert_close(mine.detach(), autograd)
     assert got.attn_mask is not None

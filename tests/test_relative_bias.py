@@ -43,10 +43,10 @@ def test_buckets_of_t5_by_hand() -> None:
 
 def test_the_bias_of_two_heads_by_hand() -> None:
     table = torch.tensor([[0.0, 10.0], [1.0, 11.0], [2.0, 12.0], [3.0, 13.0]])  # two buckets for each direction
-    got = relative_bias(table, 2, 3, max_distance=2)
+    got = relative_bias(table, 2, 3, max_distance=2, alignment="lower_right")
     assert got[0, 0].tolist() == [[1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]
     assert got[0, 1].tolist() == [[11.0, 10.0, 13.0], [11.0, 11.0, 10.0]]
-    upper_left = relative_bias(table, 2, 3, max_distance=2, alignment="upper_left")
+    upper_left = relative_bias(table, 2, 3, max_distance=2)
     assert upper_left[0, 0].tolist() == [[0.0, 3.0, 3.0], [1.0, 0.0, 3.0]]
 
 
@@ -189,7 +189,8 @@ def decodes_as_it_prefills(bias: Bias) -> None:
     table = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
     whole = bias(table, 30, 30, bidirectional=False)
     for t in range(30):
-        assert torch.equal(bias(table, 1, t + 1, bidirectional=False)[:, :, 0], whole[:, :, t, : t + 1])
+        step = bias(table, 1, t + 1, bidirectional=False, alignment="lower_right")
+        assert torch.equal(step[:, :, 0], whole[:, :, t, : t + 1])
 
 
 def without_offset(table: T, q_len: int, k_len: int, **options: Any) -> T:
@@ -242,11 +243,11 @@ def test_the_truth_is_exact_attention_with_the_bias() -> None:
 
 
 def test_the_gradient_of_t5s_buckets_by_hand() -> None:
-    got = relative_bias_backward(torch.arange(1.0, 131.0).reshape(1, 1, 1, 130), 32)  # one query, at position 129
+    got = relative_bias_backward(torch.arange(1.0, 131.0).reshape(1, 1, 1, 130), 32, alignment="lower_right")
     assert got[:8, 0].tolist() == [130 - t for t in range(8)]
     assert got[15, 0] == sum(130 - t for t in range(91, 130))
     assert (got[16:] == 0).all()
-    assert (relative_bias_backward(torch.ones(1, 1, 2, 1), 32, alignment="upper_left")[[0, 1], 0] == 1).all()
+    assert (relative_bias_backward(torch.ones(1, 1, 2, 1), 32)[[0, 1], 0] == 1).all()
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
