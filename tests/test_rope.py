@@ -325,6 +325,10 @@ def test_the_gradient_of_a_rotation_turns_back() -> None:
             "x has 3 dimensions: use (batch, heads, length, dim)",
         ),
         (
+            lambda x: exact_rotate(x[0, 0].numpy(), [0, 1, 2], Rope(Fraction(0), 4)),
+            "base 0 and layout 'half_split': use a positive base, a known layout",
+        ),
+        (
             lambda x: exact_rotate(x[0, 0].numpy(), [0, 1], Rope(Fraction(2), 4)),
             "2 positions for 3 vectors: use one a vector",
         ),
