@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from laws import law_tests
@@ -265,8 +266,12 @@ def test_the_truth_is_exact_attention_under_an_exact_bias() -> None:
     got = alibi_attention(query, key, value, m, enable_gqa=True)
     assert_close(got.output, torch.from_numpy(true.output))
     assert_close(got.lse, torch.from_numpy(true.lse))
-    with pytest.raises(InputError, match="is no float64 number: use slopes of float32"):
-        exact_bias(exact_slopes(16), distance(3, 5).numpy())
+    for batched in (m, torch.stack([m, 3 * m])):
+        far = distance(3, 5, form="signed", key_lengths=torch.tensor([2, 5]), alignment="lower_right")
+        assert np.array_equal(exact_bias(batched.numpy(), far.numpy()), bias(batched, far).numpy())
+    for inexact in (exact_slopes(16), np.stack([exact_slopes(8), exact_slopes(16)[8:] / 3])):
+        with pytest.raises(InputError, match="is no float64 number: use slopes of float32"):
+            exact_bias(inexact, distance(3, 5).numpy())
 
 
 @pytest.mark.parametrize("batched", [False, True])
