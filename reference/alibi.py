@@ -88,7 +88,8 @@ def alibi_attention(
 
     query to value and is_causal to key_lengths: those of `attnspec.reference.attention.attention`; alibi_slopes:
     (q_heads,) or (batch, q_heads); form, alignment: those of `distance`, None for `causal_alignment`. Raises InputError
-    where they do not fit. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
+    where they do not fit. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022,
+    section 3.
     """
     heads, batches = query.shape[1], (1, query.shape[0])
     per_batch = check_slopes(alibi_slopes)
