@@ -279,7 +279,7 @@ def test_gradients_are_those_of_autograd(layout: str) -> None:
     given = [x.requires_grad_() for x in call()]
     lengths, positions = torch.tensor([6, 4]), torch.tensor([[2, 3, 4, 5], [0, 1, 2, 3]])
     options: dict[str, Any] = {"layout": layout, "enable_gqa": True, "is_causal": True, "key_lengths": lengths}
-    options |= {"causal_alignment": "lower_right", "query_positions": positions}
+    options |= {"causal_alignment": "lower_right", "query_positions": positions, "scale": 0.6}
     result = rope_attention(*given, frequencies(4), **options)
     assert result.lse is not None
     grad_output, grad_lse = drawn(tuple(result.output.shape), tuple(result.lse.shape), seed=1)
@@ -306,7 +306,8 @@ def test_the_gradient_of_a_rotation_turns_back() -> None:
     [
         (lambda x: frequencies(3), "rotary_dim is 3: use an even number from 2 on"),
         (lambda x: frequencies(0), "rotary_dim is 0: use an even number from 2 on"),
-        (lambda x: frequencies(4, -1.0), "base is -1.0: use a positive finite number"),
+        (lambda x: frequencies(4, 0.0), "base is 0.0: use a positive finite number"),
+        (lambda x: frequencies(4, math.inf), "base is inf: use a positive finite number"),
         (
             lambda x: rotate(x, torch.arange(3), frequencies(10)),
             "inv_freq has shape (5,): use at most 4 pairs, head_dim / 2",
