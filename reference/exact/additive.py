@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from attnspec.reference.exact.attention import ExactResult
 from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
-from attnspec.reference.exact.inputs import FLOAT_DTYPES
+from attnspec.reference.exact.inputs import finite
 from attnspec.reference.exact.mean import GroupedMean
 from attnspec.reference.exact.precision import first_precision, until_decided, working_precision
 from attnspec.reference.exact.rounding import round_ball, round_near, round_to
@@ -94,7 +94,7 @@ def additive_attention(
     appendix A.1.2.
     """
     named = {"query": (query, 4), "key": (key, 4), "value": (value, 4), "w_q": (w_q, 2), "w_k": (w_k, 2)}
-    q, k, v, from_q, from_k, mix = (_finite(name, *given) for name, given in (named | {"v_a": (v_a, 1)}).items())
+    q, k, v, from_q, from_k, mix = (finite(name, *given) for name, given in (named | {"v_a": (v_a, 1)}).items())
     if not q.shape[:2] == k.shape[:2] == v.shape[:2] or k.shape[2] != v.shape[2]:
         raise InputError(f"query {q.shape}, key {k.shape}, value {v.shape}: use one batch, one heads, one k_len")
     if from_q.shape != (len(mix), q.shape[3]) or from_k.shape != (len(mix), k.shape[3]):
@@ -171,12 +171,3 @@ def _visible(mask: NDArray[np.bool_] | None, shape: Sequence[int]) -> NDArray[np
         return np.broadcast_to(mask, shape)
     except ValueError:
         raise InputError(f"attn_mask has shape {mask.shape}: use one that broadcasts to {tuple(shape)}") from None
-
-
-def _finite(name: str, array: NDArray[np.floating], ndim: int) -> NDArray[np.float64]:
-    """Return the array in float64. Raises InputError for another rank or dtype and for a NaN or an infinity."""
-    if array.ndim != ndim or array.dtype.name not in FLOAT_DTYPES:
-        raise InputError(f"{name} is {array.dtype} {array.shape}: use {ndim} axes of {', '.join(FLOAT_DTYPES)}")
-    if not np.isfinite(array).all():
-        raise InputError(f"{name} holds a NaN or an infinity: the exact oracle takes finite numbers")
-    return array.astype(np.float64)

@@ -123,6 +123,15 @@ def _with_sinks(given: AttentionInput, sinks: NDArray[np.float64]) -> AttentionI
     )
 
 
+def finite(name: str, array: NDArray[np.floating], ndim: int) -> NDArray[np.float64]:
+    """Return the array in float64. Raises InputError for another rank or dtype and for a NaN or an infinity."""
+    if array.ndim != ndim or array.dtype.name not in FLOAT_DTYPES:
+        raise InputError(f"{name} is {array.dtype} {array.shape}: use {ndim} axes of {', '.join(FLOAT_DTYPES)}")
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} holds a NaN or an infinity: the exact oracle takes finite numbers")
+    return array.astype(np.float64)
+
+
 def checked_scale(scale: float | None) -> float | None:
     """Return the scale as a float64 number, or None. Raises InputError unless it is finite."""
     if scale is None:

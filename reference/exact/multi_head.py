@@ -7,7 +7,6 @@ sum of means, one a head: a rational base plus offsets in balls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +16,7 @@ from flint import arb, fmpz, fmpz_mat
 from numpy.typing import NDArray
 
 from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
-from attnspec.reference.exact.inputs import FLOAT_DTYPES
+from attnspec.reference.exact.inputs import finite
 from attnspec.reference.exact.mean import GroupedMean
 from attnspec.reference.exact.precision import first_precision, until_decided
 from attnspec.reference.exact.rounding import round_near, round_to
@@ -92,7 +91,7 @@ def multi_head(
     `multi-head.mask-convention`, `multi-head.empty-row`. Source: Vaswani et al. 2017, section 3.2.2.
     """
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    tokens = [_finite(name, x, 3) for name, x in (("query", query), ("key", key), ("value", value))]
+    tokens = [finite(name, x, 3) for name, x in (("query", query), ("key", key), ("value", value))]
     shape = (len(tokens[0]), num_heads, tokens[0].shape[1], tokens[1].shape[1])  # (batch, num_heads, q_len, k_len)
     _check_heads(projections, num_heads, kv_heads)
     if any(len(x) != shape[0] for x in tokens) or tokens[2].shape[1] != shape[3]:
@@ -102,7 +101,7 @@ def multi_head(
         visible = visible & causal_visible(shape[2], shape[3], UPPER_LEFT)
     bias = [Fraction(0)] * len(projections.w_o)
     if projections.b_o is not None:
-        bias = [Fraction(x) for x in _finite("b_o", projections.b_o, 1).tolist()]
+        bias = [Fraction(x) for x in finite("b_o", projections.b_o, 1).tolist()]
     start = first_precision(rounded_to, shape[3] * num_heads)
     output = np.zeros((shape[0], shape[2], len(projections.w_o)))
     for b in range(shape[0]):
@@ -143,7 +142,7 @@ def _heads(
 ) -> list[tuple[Scores, list[list[int]], int]]:
     """Return, for each query head, its scores, its values after the output projection, and their exponent."""
     q, k = _affine(query, given.w_q, given.b_q, "w_q"), _affine(key, given.w_k, given.b_k, "w_k")
-    v, w_o = _affine(value, given.w_v, given.b_v, "w_v"), _finite("w_o", given.w_o, 2)
+    v, w_o = _affine(value, given.w_v, given.b_v, "w_v"), finite("w_o", given.w_o, 2)
     d_k, d_v = len(given.w_q) // num_heads, len(given.w_v) // kv_heads
     scale = scale_of(None, d_k)
     heads = []
@@ -168,10 +167,10 @@ def _affine(
     tokens: NDArray[np.float64], weight: NDArray[np.floating], bias: NDArray[np.floating] | None, name: str
 ) -> DyadicMatrix:
     """Return x W^T + b, (length, out), exactly: the bias is a last column of W, and 1 a last column of x."""
-    wide = _finite(name, weight, 2)
+    wide = finite(name, weight, 2)
     if tokens.shape[1] != wide.shape[1]:
         raise InputError(f"{name} is {wide.shape} and its tokens have {tokens.shape[1]} elements: make them equal")
-    added = np.zeros(len(wide)) if bias is None else _finite(f"bias of {name}", bias, 1)
+    added = np.zeros(len(wide)) if bias is None else finite(f"bias of {name}", bias, 1)
     if len(added) != len(wide):
         raise InputError(f"{name} is {wide.shape} and its bias has {len(added)} elements: use {len(wide)}")
     ones = np.ones((len(tokens), 1))
@@ -197,7 +196,7 @@ def _visible(mask: NDArray[np.generic] | None, shape: Sequence[int]) -> NDArray[
 def _check_heads(given: Projections, num_heads: int, kv_heads: int) -> None:
     """Raise InputError where the projections do not split into the heads."""
     for name in ("w_q", "w_k", "w_v", "w_o"):
-        _finite(name, getattr(given, name), 2)
+        finite(name, getattr(given, name), 2)
     if min(num_heads, kv_heads) < 1 or num_heads % kv_heads:
         raise InputError(f"{num_heads} query heads over {kv_heads} key heads: use a multiple")
     widths = {"w_q": len(given.w_q), "w_k": len(given.w_k), "w_v": len(given.w_v), "w_o": given.w_o.shape[-1]}
@@ -207,12 +206,3 @@ def _check_heads(given: Projections, num_heads: int, kv_heads: int) -> None:
         raise InputError(f"projections have widths {widths}: {num_heads} and {kv_heads} heads ask for {fitting}")
     if given.b_o is not None and given.b_o.shape != (len(given.w_o),):
         raise InputError(f"b_o has shape {given.b_o.shape}: use {(len(given.w_o),)}")
-
-
-def _finite(name: str, array: NDArray[np.floating], ndim: int) -> NDArray[np.float64]:
-    """Return the array in float64. Raises InputError for another rank or dtype and for a NaN or an infinity."""
-    if array.ndim != ndim or array.dtype.name not in FLOAT_DTYPES:
-        raise InputError(f"{name} is {array.dtype} {array.shape}: use {ndim} axes of {', '.join(FLOAT_DTYPES)}")
-    if not all(map(math.isfinite, array.ravel().tolist())):
-        raise InputError(f"{name} holds a NaN or an infinity: the exact oracle takes finite numbers")
-    return array.astype(np.float64)
