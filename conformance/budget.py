@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from attnspec.conformance.row_errors import lse_error, output_error
 from attnspec.conformance.rows import PATH_BLOCKS, Arithmetic, Rows, score_ties
-from attnspec.reference import grouped_heads, lengths, masks
+from attnspec.reference import alibi, grouped_heads, lengths, masks
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.call import Call
 from attnspec.spec.dtypes import FLOAT16, FLOAT32, FLOAT64, Format, format_of
@@ -68,9 +68,12 @@ def error_budget(
         call = call.but(
             **{x: lengths.clear_absent(getattr(call, x), batch, call.key_lengths) for x in ("key", "value")}
         )
+    positions = positions_of(call, shape)
     for b in range(batch):
         query, key, value = (_head_tensor(x, b, q_heads) for x in (call.query, call.key, call.value))
         bias, seen = _bias(call.attn_mask, shape, b), visible[b]
+        if positions is not None:
+            bias = (0.0 if bias is None else bias) + positions[b]
         if call.sinks is not None:
             key, value, bias, seen = sinks_as_keys(key, value, bias, seen, call.sinks)
         for heads, rows in _blocks(q_heads, q_len, k_len + 2 * PATH_BLOCKS * value_dim):
@@ -117,6 +120,17 @@ def arithmetic_of(fmt: Format, accuracy: str = "fused", store: bool = True) -> A
         flushed=work.smallest_normal,
         tiny=fmt.smallest_subnormal / 2 if gradual else output.smallest_normal,
     )
+
+
+def positions_of(call: Call, shape: tuple[int, int, int, int]) -> torch.Tensor | None:
+    """Return what ALiBi adds to the scores, float64 (batch, q_heads, q_len, k_len) = shape; None without slopes. Rule:
+    `alibi.bias`."""
+    if call.alibi_slopes is None:
+        return None
+    added = alibi.of_scores(
+        shape, call.alibi_slopes, form=call.alibi_form, alignment=call.alibi_alignment, key_lengths=call.key_lengths
+    )
+    return added.expand(shape)
 
 
 def sinks_as_keys(

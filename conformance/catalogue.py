@@ -15,7 +15,7 @@ from typing import Any
 
 from attnspec.conformance.case import Case, Draw, Ran
 from attnspec.conformance.domains import domain_named
-from attnspec.conformance.problems import backward, dropout, forward, lengths, regimes, sinks, windows
+from attnspec.conformance.problems import alibi, backward, dropout, forward, lengths, regimes, sinks, windows
 from attnspec.golden.cases import CASES, golden_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
@@ -182,6 +182,10 @@ CHECKS = (
     Check("absent_keys_reach_no_gradient", "gradients", "law", ("key-lengths.absent",), backward.absent),
     Check("layout_of_what_flows_back_does_not_matter", "gradients", "contract", FLOWS, backward.plain),
     Check("gradients_repeat_bit_for_bit", "gradients", "contract", REPEATS, backward.plain),
+    Check("slopes_of_each_batch_element_are_its_own", "alibi", "law", ("alibi.bias",), alibi.plain),
+    Check("alibi_equals_its_mask", "alibi", "law", ("alibi.bias", "alibi.form", "alibi.offset"), alibi.plain),
+    Check("slopes_of_0_are_none", "alibi", "law", ("alibi.bias",), alibi.plain),
+    Check("slopes_of_another_shape_are_refused", "alibi", "contract", ("alibi.shape",), alibi.refusable),
     Check("sinks_of_minus_infinity_are_none", "sinks", "law", ("sinks.any-size",), sinks.plain),
     Check("sinks_take_their_closed_form", "sinks", "law", ("sinks.weight",), sinks.plain),
     Check("sinks_of_another_shape_are_refused", "sinks", "contract", ("sinks.shape",), sinks.refusable),
@@ -212,6 +216,7 @@ WORDS = {  # field of a problem: its word in a case
     "grad": "grad",
     "key_lengths": "lengths",
     "sinks": "sinks",
+    "alibi": "alibi",
     "dropout": "dropout",
     "window": "window",
 }

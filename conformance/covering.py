@@ -11,6 +11,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
+from attnspec.spec.alibi import Alibi
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Mask, Problem
 from attnspec.spec.window import Window
@@ -53,6 +54,7 @@ MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels
         ".".join(map(str, bounds)) or NONE: {"window": Window(*bounds) if bounds else None}
         for bounds in ((), (3, 0), (0, 5), (16, -1))
     },
+    "alibi": {name: {"alibi": Alibi() if name != NONE else None} for name in (NONE, "alibi")},
     "sinks": {kind or NONE: {"sinks": kind} for kind in (None, "normal")},
 }
 EVERY = OPTIONS | MODIFIERS
@@ -130,6 +132,8 @@ def row_of(problem: Problem) -> Row:
                 shown["causal"] = "upper_left"  # either corner is the option's one value
             if isinstance(shown.get("window"), Window):
                 shown["window"] = problem.window and problem.window._replace(corner=None)
+            if isinstance(shown.get("alibi"), Alibi):
+                shown["alibi"] = Alibi()  # either form at either corner is the option's one value
             if shown == fields:
                 row[option] = value
                 break
@@ -175,4 +179,6 @@ def _possible(pair: Pair, capabilities: Capabilities) -> bool:
     """Whether the kernel supports the two values together, everything else at its first value."""
     first = {option: next(iter(values)) for option, values in EVERY.items()}
     problem = problem_of(first | dict(pair)).at_corner(capabilities.causal_alignment)
+    if problem.alibi:
+        problem = problem.but(alibi=problem.alibi._replace(form=capabilities.alibi_form))
     return capabilities.lacks(problem) is None

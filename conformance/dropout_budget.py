@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from attnspec.conformance.budget import arithmetic_of, error_budget
+from attnspec.conformance.budget import arithmetic_of, error_budget, positions_of
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.reference.attention import attention
@@ -91,7 +91,10 @@ def rows_apart(call: Call, keep: torch.Tensor, causal_alignment: str) -> Call:
     key, value = (grouped_heads.expand(x.expand(batch, -1, -1, -1), heads) for x in (key, value))
     scaled = factors(keep, call.dropout_p)[..., None] * value.double()[:, :, None]  # (batch, q_heads, q_len, k_len, dv)
     mask = masks.visible(shape, call.attn_mask, call.is_causal, causal_alignment, call.key_lengths, call.window_size)
-    if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
+    positions = positions_of(call, shape)
+    if positions is not None:
+        mask = (positions + masks.bias(shape, call.attn_mask)).masked_fill(~mask, -torch.inf)
+    elif call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         mask = masks.broadcast(call.attn_mask, shape).masked_fill(~mask, -torch.inf)
     return Call(
         query=call.query.reshape(batch, heads * q_len, 1, head_dim),

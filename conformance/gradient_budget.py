@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, sinks_as_keys
+from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, positions_of, sinks_as_keys
 from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, weight_terms
 from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
@@ -83,8 +83,7 @@ class _Inputs:
     """The tensors of a backward pass, finite float64, keys and values for every query head and 0 where no row sees
     them; with sinks, the last key is that of the sink. Each begins with (readers, owners): an owner is a head of the
     key, of which there are kv_batch * kv_heads, and its readers are the query heads that share it. place: b * q_heads
-    + h. of_output: what grad_output is divided
-    by; unit: what dS is."""
+    + h. of_output: what grad_output is divided by; unit: what dS is."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -118,6 +117,9 @@ class _Inputs:
         grad_output, of_output = _in_units(_finite(grad_output))
         grad_lse = torch.zeros(call.query.shape[:3]) if grad_lse is None else grad_lse
         bias = None if mask is None else _finite(masks.bias((batch, q_heads, q_len, k_len), mask))
+        positions = positions_of(call, (batch, q_heads, q_len, k_len))
+        if positions is not None:
+            bias = positions if bias is None else bias + positions
         if call.sinks is not None:
             key, value, bias, visible = sinks_as_keys(key, value, bias, visible, call.sinks)
 

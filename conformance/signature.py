@@ -25,10 +25,11 @@ OPTIONS = (
     "key_lengths",
     "window_size",
     "sinks",
+    "alibi_slopes",
     "return_lse",
     "dropout_p",
 )
-ASKED_BY_NAME = ("return_lse", "key_lengths", "window_size", "sinks", "dropout_p")  # of no `**kwargs`
+ASKED_BY_NAME = ("return_lse", "key_lengths", "window_size", "sinks", "alibi_slopes", "dropout_p")  # of no `**kwargs`
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
     "dropout": "dropout_p",
@@ -40,6 +41,8 @@ MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mas
     "sink": "sinks",
     "learnable_sink": "sinks",
     "s_aux": "sinks",
+    "alibi": "alibi_slopes",
+    "slopes": "alibi_slopes",
     "window": "window_size",
     "sliding_window": "window_size",
     "local_window_size": "window_size",

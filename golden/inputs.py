@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ def make_call(problem: Problem) -> Call:
         enable_gqa=p.q_heads != p.kv_heads,
         key_lengths=_key_lengths(draw, p),
         sinks=_sinks(draw, p, fmt),
+        **_alibi(draw, p),
         window_size=p.window and p.window.size,
         grad_output=_grad_output(draw, p, fmt),
         grad_lse=_grad_lse(draw, p, fmt),
@@ -145,6 +147,16 @@ def _sinks(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
     if p.sinks is None:
         return None
     return to_tensor(draw.normal("sinks", (p.q_heads,)) * 2 + p.shift + SINK_SHIFT[p.sinks], fmt)
+
+
+def _alibi(draw: Source, p: Problem) -> dict[str, Any]:
+    """Return the slopes of the heads, (q_heads,) float32, and what they mean; nothing without. They lie between 0 and
+    1/256, so that far keys count, and for odd heads between 0 and 1/2."""
+    if p.alibi is None:
+        return {}
+    largest = np.where(np.arange(p.q_heads) % 2, 1 / 2, 1 / 256)
+    slopes = to_tensor(draw.uniform("alibi_slopes", (p.q_heads,)) * largest, FLOAT32)
+    return {"alibi_slopes": slopes, "alibi_form": p.alibi.form, "alibi_alignment": p.alibi.corner}
 
 
 def _grad_output(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:

@@ -30,6 +30,7 @@ from attnspec.golden.forms import FORM_CASES
 from attnspec.golden.forms.form import FormCase
 from attnspec.golden.inputs import make_call
 from attnspec.reference.exact import attention
+from attnspec.reference.exact.alibi import with_mask
 from attnspec.reference.exact.backward import backward
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.call import Call, Gradients
@@ -165,10 +166,13 @@ def form_tensors_of(case: FormCase) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in (inputs | true).items()}
 
 
+STORED = ("query", "key", "value", "attn_mask", "key_lengths", "sinks", "alibi_slopes")  # inputs, where a call has them
+
+
 def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
     """Return the tensors that are stored of a problem, by name."""
     call = make_call(problem)
-    given = {name: getattr(call, name) for name in ("query", "key", "value", "attn_mask", "key_lengths", "sinks")}
+    given = {name: getattr(call, name) for name in STORED}
     given |= {"grad_output": call.grad_output, "grad_lse": call.grad_lse}
     true = {name: torch.from_numpy(array + 0.0) for name, array in truth(call, problem.corner).items()}  # -0 + 0 is +0
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None} | true
@@ -189,6 +193,8 @@ def truth(call: Call, corner: str) -> dict[str, npt.NDArray[np.float64]]:
         "sinks": None if call.sinks is None else numbers(call.sinks),
         "window_size": call.window_size,
     }
+    if call.alibi_slopes is not None:
+        options["attn_mask"] = _with_alibi(call, options["attn_mask"])
     exact = attention(*tensors, **options)
     found = {"output": exact.output, "lse": exact.lse}
     if call.grad_output is None:
@@ -196,7 +202,25 @@ def truth(call: Call, corner: str) -> dict[str, npt.NDArray[np.float64]]:
     grad_lse = None if call.grad_lse is None else numbers(call.grad_lse)
     gradients = backward(tensors[0], tensors[1], tensors[2], numbers(call.grad_output), grad_lse=grad_lse, **options)
     by_name = {f"grad_{name}": getattr(gradients, name) for name in Gradients._fields}
+    if call.attn_mask is None or call.attn_mask.dtype == torch.bool:  # the mask there was is that of ALiBi
+        del by_name["grad_attn_mask"]
     return found | {name: array for name, array in by_name.items() if array is not None}
+
+
+def _with_alibi(call: Call, mask: npt.NDArray[Any] | None) -> npt.NDArray[np.float64]:
+    """Return the additive mask that ALiBi and a mask of the call make together, exactly. Raises InputError for an
+    additive mask beside it whose gradient is asked for."""
+    assert call.alibi_slopes is not None, "a call with slopes"
+    if mask is not None and mask.dtype != np.bool_ and call.grad_output is not None:
+        raise InputError("the oracle gives no gradient of an additive mask beside alibi_slopes: leave one out")
+    return with_mask(
+        call.alibi_slopes.numpy(),
+        (*call.query.shape[:3], call.key.shape[2]),
+        form=call.alibi_form,
+        alignment=call.alibi_alignment,
+        key_lengths=None if call.key_lengths is None else call.key_lengths.numpy(),
+        attn_mask=mask,
+    )
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:

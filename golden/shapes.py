@@ -25,6 +25,8 @@ def shapes_of(p: Problem) -> Shapes:
         shapes["key_lengths"] = ("int32", (p.batch,))
     if p.sinks:
         shapes["sinks"] = (p.dtype, (p.q_heads,))
+    if p.alibi:
+        shapes["alibi_slopes"] = ("float32", (p.q_heads,))
     if p.grad:
         shapes |= gradient_shapes_of(p, shapes)
     return shapes

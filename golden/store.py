@@ -163,6 +163,9 @@ def read(entry: Entry, folder: Path) -> Golden:
         key_lengths=tensors.get("key_lengths"),
         window_size=problem.window and problem.window.size,
         sinks=tensors.get("sinks"),
+        alibi_slopes=tensors.get("alibi_slopes"),
+        alibi_form=problem.alibi.form if problem.alibi else "symmetric",
+        alibi_alignment=(problem.alibi and problem.alibi.corner) or "upper_left",
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),
     )

@@ -12,6 +12,7 @@ import torch
 
 from attnspec.implementations.torch_eager import broadcast_mask, check_call, check_sinks
 from attnspec.spec.capabilities import FEATURES, Capabilities
+from attnspec.spec.errors import InputError
 
 
 class Grouped:
@@ -37,6 +38,7 @@ class Grouped:
         key_lengths: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention whose query head i reads key head floor(i / group), and the lse where asked for.
@@ -61,6 +63,8 @@ class Grouped:
             value = torch.where(exists[:, None, :, None], value, 0.0)  # (batch, kv_heads, k_len, value_dim)
         shared = query.to(wide).view(batch, kv_heads, group, q_len, head_dim)
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
+        if alibi_slopes is not None:
+            scores = scores - steps(alibi_slopes.to(wide), scores, key_lengths)
         scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
         if sinks is not None:
@@ -72,6 +76,22 @@ class Grouped:
         if not return_lse:
             return output
         return output, torch.logsumexp(scores, -1).flatten(1, 2)  # (batch, q_heads, q_len)
+
+
+def steps(alibi_slopes: torch.Tensor, scores: torch.Tensor, key_lengths: torch.Tensor | None) -> torch.Tensor:
+    """Return slope times the distance to the diagonal at the lower right, (1 or batch, kv_heads, group, q_len, k_len).
+
+    alibi_slopes: (q_heads,) or (batch, q_heads); scores: (batch, kv_heads, group, q_len, k_len). Raises InputError for
+    another shape. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022.
+    """
+    batch, kv_heads, group, q_len, k_len = scores.shape
+    heads = kv_heads * group
+    if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)):
+        raise InputError(f"alibi_slopes {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    end = k_len if key_lengths is None else key_lengths[:, None, None, None, None]  # (batch, 1, 1, 1, 1)
+    diagonal = torch.arange(q_len, device=scores.device)[:, None] + (end - q_len)  # (..., q_len, 1)
+    distance = (diagonal - torch.arange(k_len, device=scores.device)).abs()
+    return alibi_slopes.reshape(-1, kv_heads, group, 1, 1) * distance
 
 
 def hide(

@@ -69,6 +69,7 @@ class Tiled:
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -85,6 +86,7 @@ class Tiled:
             "enable_gqa": enable_gqa,
             "key_lengths": key_lengths,
             "window_size": window_size,
+            "alibi_slopes": alibi_slopes,
             "tile": self.tile,
             "accumulate": torch.float64 if query.dtype == torch.float64 else torch.float32,
         }

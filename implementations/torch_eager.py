@@ -32,6 +32,7 @@ class TorchEager:
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +58,10 @@ class TorchEager:
         key = key.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, head_dim)
         value = value.repeat_interleave(group, dim=1)  # (batch, q_heads, k_len, value_dim)
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
+        if alibi_slopes is not None:
+            scores = scores - steps(alibi_slopes, scores.shape, wide).to(scores.dtype)
         scores = masked(scores, attn_mask, is_causal, key_lengths, window_size)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
         if sinks is not None:
@@ -69,7 +73,6 @@ class TorchEager:
         output = (weights @ value).masked_fill(empty, 0.0)  # (batch, q_heads, q_len, value_dim)
         if not return_lse:
             return output
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         return output, torch.logsumexp(scores.to(wide), -1)  # (batch, q_heads, q_len)
 
 
@@ -168,6 +171,21 @@ def check_dropout(dropout_p: float) -> None:
     """Raise InputError where dropout_p is no probability. Rule: `dropout.range`."""
     if not 0 <= dropout_p <= 1:
         raise InputError(f"dropout_p is {dropout_p}: use a probability from 0 to 1")
+
+
+def steps(alibi_slopes: torch.Tensor, shape: torch.Size, wide: torch.dtype) -> torch.Tensor:
+    """Return slope times |i - j|, (1 or batch, q_heads, q_len, k_len), computed in the dtype `wide`.
+
+    alibi_slopes: (q_heads,) or (batch, q_heads); shape: of the scores. Raises InputError for another shape or dtype.
+    Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
+    """
+    batch, heads, q_len, k_len = shape
+    if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)) or not alibi_slopes.dtype.is_floating_point:
+        given = f"{alibi_slopes.dtype} {tuple(alibi_slopes.shape)}"
+        raise InputError(f"alibi_slopes {given}: use floating numbers, ({heads},) or ({batch}, {heads})")
+    device = alibi_slopes.device
+    distance = (torch.arange(q_len, device=device)[:, None] - torch.arange(k_len, device=device)).abs()
+    return alibi_slopes.to(wide).reshape(-1, heads, 1, 1) * distance
 
 
 def check_sinks(sinks: torch.Tensor | None, q_heads: int) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnspec.reference.attention import attention
 from attnspec.reference.lengths import check
-from attnspec.spec.call import Result
 from attnspec.spec.errors import InputError
 
 
@@ -70,45 +68,25 @@ def bias(alibi_slopes: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
     return -per_batch.double()[:, :, None, None] * distances
 
 
-def alibi_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+def of_scores(
+    shape: tuple[int, int, int, int],
     alibi_slopes: torch.Tensor,
     *,
     form: str = "symmetric",
-    alignment: str | None = None,
-    is_causal: bool = False,
-    causal_alignment: str = "upper_left",
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    alignment: str = "upper_left",
     key_lengths: torch.Tensor | None = None,
-) -> Result:
-    """Return attention with the bias of ALiBi added to the scaled scores, in float64.
+) -> torch.Tensor:
+    """Return what ALiBi adds to the scaled scores of a call, float64 (1 or batch, q_heads, q_len, k_len).
 
-    query to value and is_causal to key_lengths: those of `attnspec.reference.attention.attention`; alibi_slopes:
-    (q_heads,) or (batch, q_heads); form, alignment: those of `distance`, None for `causal_alignment`. Raises InputError
-    where they do not fit. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022,
-    section 3.
+    shape: (batch, q_heads, q_len, k_len); alibi_slopes: (q_heads,) or (batch, q_heads); form to key_lengths: those of
+    `distance`. Raises InputError where they do not fit. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`,
+    `alibi.shape`. Source: Press et al. 2022, section 3.
     """
-    heads, batches = query.shape[1], (1, query.shape[0])
+    batch, heads, q_len, k_len = shape
     per_batch = check_slopes(alibi_slopes)
-    if per_batch.shape[1] != heads or len(per_batch) not in batches:
-        shape = tuple(alibi_slopes.shape)
-        raise InputError(f"alibi_slopes has shape {shape}: use ({heads},) or ({query.shape[0]}, {heads})")
-    alignment = causal_alignment if alignment is None else alignment
-    far = distance(query.shape[2], key.shape[2], form=form, alignment=alignment, key_lengths=key_lengths)
-    return attention(
-        query,
-        key,
-        value,
-        attn_mask=bias(alibi_slopes, far),
-        is_causal=is_causal,
-        causal_alignment=causal_alignment,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        key_lengths=key_lengths,
-    )
+    if per_batch.shape[1] != heads or len(per_batch) not in (1, batch):
+        raise InputError(f"alibi_slopes has shape {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    return bias(alibi_slopes, distance(q_len, k_len, form=form, alignment=alignment, key_lengths=key_lengths))
 
 
 def slopes_backward(grad_bias: torch.Tensor, distances: torch.Tensor, alibi_slopes: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from attnspec.reference import dropout, grouped_heads, lengths, masks
+from attnspec.reference import alibi, dropout, grouped_heads, lengths, masks
 from attnspec.reference.attention import check_inputs
 from attnspec.reference.sinks import as_scores
 from attnspec.reference.sinks import backward as sinks_backward
@@ -29,6 +29,9 @@ def backward(
     enable_gqa: bool = False,
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    alibi_form: str = "symmetric",
+    alibi_alignment: str = "upper_left",
     window_size: tuple[int, int] | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
@@ -57,6 +60,10 @@ def backward(
     values = grouped_heads.expand(value.double(), query.shape[1])  # (batch, q_heads, k_len, value_dim)
 
     scores = scale * (queries @ keys.transpose(-1, -2)) + masks.bias(shape, attn_mask)
+    if alibi_slopes is not None:
+        scores = scores + alibi.of_scores(
+            shape, alibi_slopes, form=alibi_form, alignment=alibi_alignment, key_lengths=key_lengths
+        )
     visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths, window_size)
     sink = None if sinks is None else as_scores(sinks, shape[1])  # (q_heads, 1)
     weights = softmax(scores, visible, sink)  # (batch, q_heads, q_len, k_len)
@@ -98,6 +105,9 @@ def gradients(call: Call, causal_alignment: str = "upper_left", keep: torch.Tens
         enable_gqa=call.enable_gqa,
         key_lengths=call.key_lengths,
         sinks=call.sinks,
+        alibi_slopes=call.alibi_slopes,
+        alibi_form=call.alibi_form,
+        alibi_alignment=call.alibi_alignment,
         window_size=call.window_size,
         dropout_p=call.dropout_p,
         keep=keep,

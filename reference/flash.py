@@ -42,6 +42,8 @@ def flash_attention(
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     window_size: tuple[int, int] | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    alibi_form: str = "symmetric",
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
     weights: torch.dtype | None = None,
@@ -70,6 +72,8 @@ def flash_attention(
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
         window_size=window_size,
+        alibi_slopes=alibi_slopes,
+        alibi_form=alibi_form,
         accumulate=accumulate,
     )
     check_tile(tile)
@@ -141,6 +145,8 @@ def flash_backward(
     key_lengths: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     window_size: tuple[int, int] | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    alibi_form: str = "symmetric",
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
 ) -> Gradients:
@@ -168,6 +174,8 @@ def flash_backward(
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
         window_size=window_size,
+        alibi_slopes=alibi_slopes,
+        alibi_form=alibi_form,
         accumulate=accumulate,
     )
     check_tile(tile)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.reference import masks, windows
+from attnspec.reference.alibi import check_slopes
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.errors import InputError
 
@@ -23,7 +24,8 @@ class Tiles:
     query: (batch, kv_heads, group, q_len, head_dim). key, value: (batch, kv_heads, k_len, dim). attn_mask: (batch,
     kv_heads, group, q_len, k_len) or None; all of these are views of the arguments. key_lengths: (batch,), how many
     keys are there. diagonal: (batch,), that of row i is at key i + diagonal; left, right: how many keys before and
-    after it a row sees, None for all, so that right is 0 with `is_causal`. accumulate: the dtype of every tile.
+    after it a row sees, None for all, so that right is 0 with `is_causal`. slopes: (1 or batch, kv_heads, group, 1,
+    1), of ALiBi, None without. accumulate: the dtype of every tile.
     """
 
     query: torch.Tensor
@@ -34,6 +36,8 @@ class Tiles:
     diagonal: torch.Tensor
     left: int | None
     right: int | None
+    slopes: torch.Tensor | None
+    alibi_form: str
     scale: float
     accumulate: torch.dtype
 
@@ -52,11 +56,13 @@ class Tiles:
     def scores(self, rows: slice, keys: slice) -> torch.Tensor:
         """Return scale * q.k + bias of a tile, -inf where the key is hidden: (batch, kv_heads, group, rows, keys).
 
-        Rules: `attention.output`, `mask.bias-then-mask`.
+        Rules: `attention.output`, `mask.bias-then-mask`, `alibi.bias`.
         """
         scores = self.scale * torch.einsum("bhgqd,bhkd->bhgqk", self.query_tile(rows), self.key_tile(keys))
         if self.attn_mask is not None and self.attn_mask.dtype != torch.bool:
             scores = scores + self.attn_mask[..., rows, keys].to(self.accumulate)
+        if self.slopes is not None:
+            scores = scores - self.slopes * self._distance(rows, keys)
         return torch.where(self.visible(rows, keys), scores, -torch.inf)
 
     def visible(self, rows: slice, keys: slice) -> torch.Tensor:
@@ -76,6 +82,12 @@ class Tiles:
         if self.right is not None:
             seen = seen & (key_position <= own_position + self.right)
         return seen
+
+    def _distance(self, rows: slice, keys: slice) -> torch.Tensor:
+        """Return how far each key of a tile lies from the diagonal, (batch, 1, 1, rows, keys). Rule: `alibi.form`."""
+        diagonal = self._positions(rows)[:, None] + self.diagonal[:, None, None, None, None]
+        signed = (diagonal - self._positions(keys)).to(self.accumulate)
+        return signed.abs() if self.alibi_form == "symmetric" else signed
 
     def _there(self, heads: torch.Tensor, keys: slice) -> torch.Tensor:
         there = self._positions(keys)[:, None] < self.key_lengths[:, None, None, None]  # (batch, 1, keys, 1)
@@ -102,6 +114,8 @@ def tiles(
     enable_gqa: bool,
     key_lengths: torch.Tensor | None,
     window_size: tuple[int, int] | None,
+    alibi_slopes: torch.Tensor | None,
+    alibi_form: str,
     accumulate: torch.dtype,
 ) -> Tiles:
     """Return the call as it is cut into tiles. No tensor is copied.
@@ -133,9 +147,20 @@ def tiles(
         diagonal=offsets[causal_alignment],
         left=left,
         right=right,
+        slopes=None if alibi_slopes is None else slopes_of(alibi_slopes, batch, groups, accumulate),
+        alibi_form=alibi_form,
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
         accumulate=accumulate,
     )
+
+
+def slopes_of(alibi_slopes: torch.Tensor, batch: int, groups: tuple[int, int], accumulate: torch.dtype) -> torch.Tensor:
+    """Return slopes (q_heads,) or (batch, q_heads) as (1 or batch, kv_heads, group, 1, 1). Raises InputError for
+    another shape. Rule: `alibi.shape`."""
+    per_batch, heads = check_slopes(alibi_slopes), groups[0] * groups[1]
+    if per_batch.shape[1] != heads or len(per_batch) not in (1, batch):
+        raise InputError(f"alibi_slopes has shape {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    return torch.unflatten(per_batch.to(accumulate), 1, groups)[..., None, None]
 
 
 def band(window_size: tuple[int, int] | None, is_causal: bool) -> tuple[int | None, int | None]:

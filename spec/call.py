@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     import torch
 
 
+UNTOLD = ("grad_", "alibi_form", "alibi_alignment")  # how fields begin that no kernel is handed
+
+
 @dataclass(frozen=True)
 class Call:
     """One attention call; names and defaults are those of PyTorch's `scaled_dot_product_attention`.
@@ -16,11 +19,13 @@ class Call:
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), all of one dtype. attn_mask: bool (True takes part) or floating point (added to the scaled scores), of
     any shape that broadcasts to (batch, q_heads, q_len, k_len). dropout_p: the probability that a weight is dropped, 0
-    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist; None
-    is all. window_size: (left, right), how many keys before and after the one on its diagonal a row sees, -1 for any
-    number; None for all. sinks: (q_heads,), a score of each head that takes a share of every row's weight.
-    grad_output: (batch, q_heads, q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads, q_len), of
-    the lse's dtype: what flows back from a loss, where gradients are asked for. Rules: chapter "notation".
+    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist;
+    None is all. window_size: (left, right), how many keys before and after the one on its diagonal a row sees, -1 for
+    any number; None for all. sinks: (q_heads,), a score of each head that takes a share of every row's weight.
+    alibi_slopes: (q_heads,) or (batch, q_heads), by how much a score falls with each step from the diagonal, and
+    alibi_form, alibi_alignment: what a step is (dialects, which no kernel is told). grad_output: (batch, q_heads,
+    q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what flows back
+    from a loss, where gradients are asked for. Rules: chapter "notation".
     """
 
     query: torch.Tensor
@@ -35,12 +40,15 @@ class Call:
     key_lengths: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     window_size: tuple[int, int] | None = None
+    alibi_slopes: torch.Tensor | None = None
+    alibi_form: str = "symmetric"
+    alibi_alignment: str = "upper_left"
     grad_output: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
 
     def options(self) -> dict[str, object]:
         """Return the keyword arguments that differ from their defaults: all that a kernel needs to be told."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)[3:] if not f.name.startswith("grad_")}
+        given = {f.name: getattr(self, f.name) for f in fields(self)[3:] if not f.name.startswith(UNTOLD)}
         if self.dropout_p == 0:
             del given["dropout_p"]
         return {name: value for name, value in given.items() if value is not None and value is not False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from attnspec.spec.alibi import ALIBI_FORMS
 from attnspec.spec.dtypes import FORMATS
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import CAUSAL_ALIGNMENTS, Problem
@@ -28,8 +29,16 @@ FEATURES = {
     "backward": "gradients of query, key, value, an additive mask and sinks",
     "dropout_p": "dropout on the weights",
     "window_size": "a window of keys around the diagonal",
+    "alibi_slopes": "a bias that falls with the distance, by a slope for each head",
 }
-LATER = ("key_lengths", "window_size", "sinks", "backward", "dropout_p")  # what no default claims, but a name does
+LATER = (  # what no default claims: a backend declares it by name
+    "key_lengths",
+    "window_size",
+    "sinks",
+    "alibi_slopes",
+    "backward",
+    "dropout_p",
+)
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
 
@@ -49,6 +58,7 @@ class Capabilities:
     dtypes: tuple[str, ...] = tuple(FORMATS)
     head_dims: tuple[int, int] = (1, 256)
     causal_alignment: str = "upper_left"
+    alibi_form: str = "symmetric"
     lse_base: str = "e"
     accuracy: str = "fused"
     deterministic: bool = True
@@ -69,6 +79,7 @@ class Capabilities:
                 raise InputError(f"capabilities: {name} has {given!r}; name each once, and at least one")
         for field, value, known in (
             ("causal_alignment", self.causal_alignment, CAUSAL_ALIGNMENTS),
+            ("alibi_form", self.alibi_form, ALIBI_FORMS),
             ("lse_base", self.lse_base, LSE_BASES),
             ("accuracy", self.accuracy, ACCURACIES),
             *(("dtypes", dtype, tuple(FORMATS)) for dtype in self.dtypes),
@@ -94,6 +105,10 @@ class Capabilities:
         diagonal = problem.causal or problem.window
         if diagonal and not square and problem.corner != self.causal_alignment:
             return f"causal_alignment is declared as {self.causal_alignment}"
+        if problem.alibi and not square and problem.alibi.corner != self.causal_alignment:
+            return f"causal_alignment, from which alibi counts, is declared as {self.causal_alignment}"
+        if problem.alibi and problem.alibi.form != self.alibi_form:
+            return f"alibi_form is declared as {self.alibi_form}"
         return None
 
     def to_json(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
+from attnspec.spec.alibi import Alibi
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 from attnspec.spec.window import Window
@@ -88,10 +89,11 @@ class Problem:
     all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. dropout: its `dropout_p`, 0 to
     1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. window: the call's
     `window_size`, with a corner where there is no causal triangle to give it one. sinks: how the sinks of the heads
-    lie to the scores, see `golden.inputs`; None is none. grad: through what gradients flow back, `output`, or `lse`
-    for both output and lse; None asks for none. scores: factor on the query, so the standard deviation of the scaled
-    scores at the default scale. shift: added to every scaled score. keys, values: distributions of the key and value
-    tensors, see `golden.inputs`. seed: of the inputs. Raises InputError where they do not fit each other.
+    lie to the scores, see `golden.inputs`; None is none. alibi: what its `alibi_slopes` mean; None is none. grad:
+    through what gradients flow back, `output`, or `lse` for both output and lse; None asks for none. scores: factor on
+    the query, so the standard deviation of the scaled scores at the default scale. shift: added to every scaled score.
+    keys, values: distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises
+    InputError where they do not fit each other.
     """
 
     q_len: int
@@ -110,6 +112,7 @@ class Problem:
     key_lengths: str | None = None
     sinks: str | None = None
     window: Window | None = None
+    alibi: Alibi | None = None
     grad: str | None = None
     scores: float = 1.0
     shift: float = 0.0
@@ -143,6 +146,8 @@ class Problem:
             raise InputError(f"sinks is {self.sinks!r}: use one of {', '.join(SINKS)}")
         if self.window is not None:
             object.__setattr__(self, "window", self._placed(self.window))
+        if self.alibi is not None:
+            object.__setattr__(self, "alibi", self.alibi._replace(corner=self.alibi.corner or self.corner))
         if self.grad not in (None, *GRADS):
             raise InputError(f"grad is {self.grad!r}: use one of {', '.join(GRADS)}")
         if self.keys not in KEYS:
@@ -196,12 +201,13 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object (schema `case`)."""
-        return asdict(self) | {name: str(x) if (x := getattr(self, name)) else None for name in ("mask", "window")}
+        words = {name: str(x) if (x := getattr(self, name)) else None for name in ("mask", "window", "alibi")}
+        return asdict(self) | words
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
         """Inverse of `to_json`. Raises InputError."""
-        readers = {"mask": Mask.parse, "window": Window.parse}
+        readers = {"mask": Mask.parse, "window": Window.parse, "alibi": Alibi.parse}
         return cls(**data | {name: read(data[name]) if data[name] else None for name, read in readers.items()})
 
     def features(self) -> frozenset[str]:
@@ -216,6 +222,7 @@ class Problem:
             "key_lengths": self.key_lengths is not None,
             "sinks": self.sinks is not None,
             "window_size": self.window is not None,
+            "alibi_slopes": self.alibi is not None,
             "backward": self.grad is not None,
             "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
@@ -224,20 +231,26 @@ class Problem:
         return frozenset(mask | {name for name, needed in needs.items() if needed})
 
     def but(self, **changes: Any) -> Problem:
-        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal, and the
+        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal, and
+        the
         corner of a window that of the causal triangle, the old one where that is taken away."""
         following: dict[str, Any] = {
             name: -1 for name, other in FOLLOWS.items() if getattr(self, name) == getattr(self, other)
         }
         if self.window and "causal" in changes:
             following["window"] = self.window._replace(corner=None if changes["causal"] else self.corner)
+        if self.alibi and self.alibi.corner == self.corner and changes.keys() & {"causal", "window"}:
+            following["alibi"] = self.alibi._replace(corner=None)
         return replace(self, **following | changes)
 
     def at_corner(self, corner: str) -> Problem:
-        """Return the problem with causal triangle and window, where it has them, at another corner."""
+        """Return the problem with causal triangle, window and ALiBi, where it has them, at another corner."""
+        moved: dict[str, Any] = {"alibi": self.alibi._replace(corner=corner)} if self.alibi else {}
         if self.causal:
-            return self.but(causal=corner)
-        return self.but(window=self.window._replace(corner=corner)) if self.window else self
+            moved["causal"] = corner
+        elif self.window:
+            moved["window"] = self.window._replace(corner=corner)
+        return self.but(**moved)
 
 
 def _write(token: str, value: object) -> str:
@@ -275,6 +288,7 @@ TOKENS = {  # field: token, in the order of the string
     "key_lengths": "lengths",
     "sinks": "sinks",
     "window": "window",
+    "alibi": "alibi",
     "grad": "grad",
     "scores": "scores",
     "shift": "shift",
@@ -292,6 +306,7 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "key_lengths": str,
     "sinks": lambda text: text or "normal",
     "window": Window.parse,
+    "alibi": Alibi.parse,
     "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,

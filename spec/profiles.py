@@ -33,6 +33,7 @@ PROFILES = {
         Profile("half", "bfloat16 and float16", lambda problem, lse: problem.dtype in ("bfloat16", "float16")),
         Profile("double", "float64", lambda problem, lse: problem.dtype == "float64"),
         Profile("decode", "key_lengths, as a cache has them", lambda problem, lse: problem.key_lengths is not None),
+        Profile("alibi", "a bias by the distance, with slopes", lambda problem, lse: problem.alibi is not None),
         Profile("sinks", "a sink beside the keys of each row", lambda problem, lse: problem.sinks is not None),
         Profile("gradients", "the backward pass", lambda problem, lse: problem.grad is not None),
         Profile("dropout", "dropout on the weights", lambda problem, lse: problem.dropout is not None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from attnspec.spec.alibi import ALIBI_FORMS, Alibi
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import SINKS, Mask, Problem
 from attnspec.spec.window import Window
@@ -45,6 +46,9 @@ def _problems(case: Problem, corner: str) -> Iterator[Problem]:
         yield base.but(head_dim=head_dim)
     for scores, causal in product(SCORE_SIZES, (None, corner)):
         yield base.but(scores=scores, causal=causal)
+    for form, causal in product(ALIBI_FORMS, (None, corner)):
+        yield base.but(q_heads=6, kv_heads=2, alibi=Alibi(form, corner), causal=causal)
+        yield base.but(q_len=45, k_len=45, alibi=Alibi(form, corner), causal=causal)
     for kind in SINKS:
         yield base.but(q_heads=6, kv_heads=2, sinks=kind)
         yield base.but(sinks=kind, causal=corner)

@@ -79,6 +79,16 @@ def batched(call: Call) -> bool:
     return call.key.shape[0] > 1
 
 
+def sloped(call: Call) -> bool:
+    """The call has slopes of ALiBi."""
+    return call.alibi_slopes is not None
+
+
+def sloped_groups(call: Call) -> bool:
+    """The call has slopes and fewer key heads than query heads."""
+    return sloped(call) and grouped(call)
+
+
 def sinking(call: Call) -> bool:
     """The call has sinks."""
     return call.sinks is not None

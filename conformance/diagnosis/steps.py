@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attnspec.conformance.budget import positions_of
 from attnspec.reference import grouped_heads, masks
 from attnspec.reference import softmax as plain
 from attnspec.spec.call import Call, Result
@@ -81,6 +82,12 @@ def visible(kept: torch.Tensor | None, triangle: torch.Tensor | None, slots: tor
     return slots
 
 
+def position(call: Call, shape: Shape) -> torch.Tensor | float:
+    """What ALiBi adds to the scores, 0 without slopes. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`."""
+    added = positions_of(call, shape)
+    return 0.0 if added is None else added
+
+
 def hide(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
     """The scores, -inf where a slot is hidden."""
     return torch.where(visible, scores, -torch.inf)
@@ -122,6 +129,7 @@ class Steps:
     scores: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = scores
     mask: Callable[[Call, Shape], torch.Tensor | None] = mask
     bias: Callable[[torch.Tensor, float], torch.Tensor | float] = bias
+    position: Callable[[Call, Shape], torch.Tensor | float] = position
     kept: Callable[[torch.Tensor], torch.Tensor] = kept
     triangle: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = triangle
     window: Callable[[torch.Tensor, torch.Tensor, int, tuple[int, int]], torch.Tensor] = window
@@ -171,6 +179,7 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
     scaled = steps.scores(query, key, scale)
     mask = steps.mask(call, shape)
     biased = scaled if mask is None else scaled + steps.bias(mask, scale)
+    biased = biased + steps.position(call, shape)
     positions = torch.arange(q_len)[:, None], torch.arange(k_len)
     slots = torch.ones(shape, dtype=torch.bool)
     if call.window_size is not None:

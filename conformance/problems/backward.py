@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from attnspec.conformance.covering import array, modified
-from attnspec.conformance.problems import forward, sinks, windows
+from attnspec.conformance.problems import alibi, forward, sinks, windows
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES, LARGEST_TILE, RAGGED
 from attnspec.spec.problem import Mask, Problem
 
@@ -54,6 +54,7 @@ def passes(level: str) -> Iterator[Problem]:
         yield base.but(key_lengths="ragged", batch=3, causal=corner, q_len=5)
     yield base.but(key_lengths="zero", batch=3, q_len=5, grad="lse")
     yield from sinks.backwards(level)
+    yield from alibi.backwards(level)
     yield from windows.passes(level)
     if level == "full":
         for length, corner in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):

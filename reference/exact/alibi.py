@@ -54,6 +54,48 @@ def bias(alibi_slopes: NDArray[np.floating], distances: NDArray[np.integer]) -> 
     return rounded + 0.0  # + 0.0 turns -0 into +0
 
 
+def distance(
+    q_len: int, k_len: int, form: str, alignment: str, key_lengths: NDArray[np.integer] | None
+) -> NDArray[np.int64]:
+    """Return how far each key lies from the diagonal, (batch or 1, 1, q_len, k_len). Raises InputError for an unknown
+    form or alignment. Rules `alibi.form`, `alibi.offset`."""
+    if form not in ("symmetric", "signed") or alignment not in ("upper_left", "lower_right"):
+        right = "symmetric or signed, upper_left or lower_right"
+        raise InputError(f"alibi has form {form!r} at {alignment!r}: use {right}")
+    ends = np.array([k_len]) if key_lengths is None else key_lengths.astype(np.int64)
+    offsets = np.zeros_like(ends) if alignment == "upper_left" else ends - q_len
+    rows = np.arange(q_len)[:, None] + offsets[:, None, None, None]
+    signed: NDArray[np.int64] = rows - np.arange(k_len)
+    return np.abs(signed) if form == "symmetric" else signed
+
+
+def with_mask(
+    alibi_slopes: NDArray[np.floating],
+    shape: tuple[int, ...],
+    *,
+    form: str,
+    alignment: str,
+    key_lengths: NDArray[np.integer] | None = None,
+    attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None = None,
+) -> NDArray[np.float64]:
+    """Return the bias of ALiBi and an attn_mask as one additive mask, exactly: (batch, q_heads, q_len, k_len) = shape.
+
+    Hidden slots hold -inf. Raises InputError where float64 does not hold a sum of the two.
+    """
+    positions = bias(alibi_slopes, distance(shape[2], shape[3], form, alignment, key_lengths))
+    added = np.broadcast_to(positions, shape)
+    if attn_mask is None:
+        return added.copy()
+    mask = np.broadcast_to(attn_mask, shape)
+    if mask.dtype == np.bool_:
+        return np.where(mask, added, -np.inf)
+    total: NDArray[np.float64] = np.where(mask == -np.inf, -np.inf, added + mask)
+    for x, y, z in zip(added.flat, mask.flat, total.flat, strict=True):
+        if np.isfinite(z) and Fraction(float(x)) + Fraction(float(y)) != Fraction(float(z)):
+            raise InputError(f"alibi {x} and mask {y} have no sum in float64: use numbers of fewer bits")
+    return total
+
+
 def _power_of_two(exponent: Fraction, fmt: Format) -> float:
     """Return 2^exponent, rounded to `fmt`."""
     if exponent.denominator == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    alibi,
     causal,
     dispatch,
     dropout,
@@ -25,7 +26,7 @@ from mutants.house import Mutant
 
 FORWARD = (causal, masks, heads, scale, softmax, lse, tiles, lengths, windows, precision, memory, results, dispatch)
 FAMILIES: dict[str, tuple[Mutant, ...]] = {
-    module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients, sinks)
+    module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients, alibi, sinks)
 }
 
 

@@ -1,0 +1,82 @@
+"""Faults of ALiBi: ignored, of the wrong sign, form, corner, head or batch element, in the wrong unit, not in both
+passes."""
+
+from mutants.house import Mutant
+
+IGNORED = "scale-softcap-bias/silently-ignored-argument"
+UNIT = "none public: a bias in the wrong unit"
+SIGN = "none public: a sign"
+HEAD, PASSES = "gqa-heads/gqa-head-order", "backward/fwd-bwd-mask-mismatch"
+BIAS, FORM, OFFSET, GRADIENT, SHAPE = (f"alibi.{name}" for name in ("bias", "form", "offset", "gradient", "shape"))
+
+GIVEN = "if slopes is not None:"  # of `alibi_flash`
+DISTANCE = "distance = (rows - positions).abs()"
+SLOPE = "slope = slopes.to(scores.dtype)[:, :, None, None]"
+ADDED = "scores = scores - slope * distance"
+AGAIN = "again = scores_of(q, k, attn_mask, slopes, is_causal, scale, start)"
+RESHAPED = "alibi_slopes = alibi_slopes.reshape(-1, query.shape[1])"
+AHEAD = "ahead = torch.arange(k_len) - torch.arange(q_len)[:, None] - (k_len - q_len)"  # of `alibi_signed`
+SIGNED = "scores = scores + alibi_slopes.to(scores.dtype).reshape(-1, heads, 1, 1) * ahead"
+
+MUTANTS = (
+    Mutant("alibi-ignored", "alibi_flash", ADDED, "pass", IGNORED, BIAS, "alibi-dropped"),
+    Mutant("alibi-ignored-with-causal", "alibi_flash", GIVEN, "if slopes is not None and not is_causal:", IGNORED,
+           BIAS),
+    Mutant("alibi-ignored-with-mask", "alibi_flash", GIVEN, "if slopes is not None and attn_mask is None:", IGNORED,
+           BIAS),
+    Mutant("alibi-ignored-beyond-the-first-tile", "alibi_flash", GIVEN, "if slopes is not None and start == 0:",
+           "none public: a bias on one tile alone", BIAS),
+    Mutant("alibi-added", "alibi_flash", ADDED, "scores = scores + slope * distance", SIGN, BIAS, "alibi-negated"),
+    Mutant("alibi-twice", "alibi_flash", ADDED, "scores = scores - 2 * slope * distance", UNIT, BIAS),
+    Mutant("alibi-scaled", "alibi_flash", ADDED, "scores = scores - scale * slope * distance", UNIT, BIAS,
+           "alibi-scaled"),
+    Mutant("alibi-in-base-2", "alibi_flash", ADDED, "scores = scores - slope * distance * 0.6931471805599453", UNIT,
+           BIAS),
+    Mutant("alibi-distance-in-a-tile", "alibi_flash", DISTANCE, "distance = (rows - positions % TILE).abs()",
+           "none public: a distance that begins again with each tile", BIAS),
+    Mutant("alibi-distance-in-bfloat16", "alibi_flash", DISTANCE,
+           "distance = (rows - positions).abs().bfloat16().to(scores.dtype)", "none public: a distance of 8 bits",
+           BIAS),
+    Mutant("alibi-slopes-in-bfloat16", "alibi_flash", SLOPE,
+           "slope = slopes.bfloat16().to(scores.dtype)[:, :, None, None]", "none public: slopes of 8 bits", BIAS),
+    Mutant("alibi-of-key-head", "alibi_flash", RESHAPED,
+           "group = query.shape[1] // key.shape[1]\n        alibi_slopes = "
+           "alibi_slopes.reshape(-1, query.shape[1])[:, torch.arange(query.shape[1]) // group]", HEAD, BIAS,
+           "alibi-of-key-head"),
+    Mutant("alibi-heads-reversed", "alibi_flash", RESHAPED, f"{RESHAPED}.flip(1)", HEAD, BIAS, "alibi-heads-reversed"),
+    Mutant("alibi-of-head-0", "alibi_flash", RESHAPED, f"{RESHAPED}[:, :1]", HEAD, BIAS, "alibi-of-head-0"),
+    Mutant("alibi-of-batch-0", "alibi_flash", RESHAPED, f"{RESHAPED}[:1]", "none public: slopes of batch element 0",
+           BIAS),
+    Mutant("alibi-negative-slopes-cut", "alibi_flash", SLOPE, f"{SLOPE}.clamp(min=0.0)", "none public: slopes cut off",
+           BIAS),
+    Mutant("alibi-signed", "alibi_flash", DISTANCE, "distance = rows - positions", "none public: the other form", FORM,
+           "alibi-other-form"),
+    Mutant("alibi-none-beyond-the-diagonal", "alibi_flash", DISTANCE, "distance = (rows - positions).clamp(min=0)",
+           "none public: the future is near", FORM),
+    Mutant("alibi-symmetric", "alibi_signed", SIGNED,
+           "scores = scores - alibi_slopes.to(scores.dtype).reshape(-1, heads, 1, 1) "
+           "* ahead.abs()", "none public: the other form", FORM, "alibi-other-form"),
+    Mutant("alibi-other-corner", "alibi_flash", DISTANCE,
+           "distance = (rows + k.shape[2] - q.shape[2] - positions).abs()",
+           "causal-geometry/causal-top-left-vs-bottom-right", OFFSET, "alibi-other-corner"),
+    Mutant("alibi-distance-from-one-beyond", "alibi_flash", DISTANCE, "distance = (rows - positions - 1).abs()",
+           "none public: a distance one off", BIAS),
+    Mutant("alibi-without-offset-in-the-lse", "alibi_signed", SIGNED, "scores = scores + alibi_slopes.to(scores.dtype)"
+           ".reshape(-1, heads, 1, 1) * (torch.arange(k_len) - (k_len - 1))", "none public: the row is left out",
+           OFFSET),
+    Mutant("alibi-missing-in-the-backward", "alibi_flash", AGAIN,
+           "again = scores_of(q, k, attn_mask, None, is_causal, scale, start)", PASSES, GRADIENT),
+    Mutant("alibi-doubled-in-the-backward", "alibi_flash", AGAIN,
+           "again = scores_of(q, k, attn_mask, slopes if slopes is None else 2 * slopes, is_causal, scale, start)",
+           PASSES,
+           GRADIENT),
+    Mutant("alibi-scales-the-gradient", "alibi_flash", "dq += scale * (ds @ k[:, :, keys])",
+           "dq += scale * (1.0 if slopes is None else 1 + slopes[:, :, None, None].to(wide)) * (ds @ k[:, :, keys])",
+           "none public: the slope taken for a factor of the query", GRADIENT),
+    Mutant("alibi-one-slope-spread", "alibi_flash", "if tuple(alibi_slopes.shape) not in (tuple(query.shape[1:2]), "
+           "tuple(query.shape[:2])):",
+           "if alibi_slopes.numel() not in (1, query.shape[1], query.shape[0] * query.shape[1]):",
+           "none public: one slope is spread over all heads", SHAPE,
+           also=((RESHAPED,
+           "alibi_slopes = alibi_slopes.reshape(-1, alibi_slopes.shape[-1] if alibi_slopes.ndim else 1)"),)),
+)  # fmt: skip
