@@ -49,6 +49,7 @@ OPTIONS: dict[str, dict[str, dict[str, object]]] = {  # option: value: fields of
 }
 MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels, in rows of their own; no fallback
     "window": {f"{left}.{right}": {"window": Window(left, right)} for left, right in ((3, 0), (0, 5), (16, -1))},
+    "softcap": {str(cap): {"softcap": cap} for cap in (1.5, 30.0)},
 }
 EVERY = OPTIONS | MODIFIERS
 Pair = tuple[tuple[str, str], tuple[str, str]]

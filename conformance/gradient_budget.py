@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of
+from attnspec.conformance.gradient_cap import below_cap
 from attnspec.conformance.gradient_errors import Backward, WeightErrors, score_terms, weight_terms
 from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
@@ -86,6 +87,7 @@ class _Inputs:
     grad_output: torch.Tensor
     grad_lse: torch.Tensor
     scale: float
+    softcap: float | None
     of_output: float
     unit: float
 
@@ -117,6 +119,7 @@ class _Inputs:
             grad_output=grad_output,
             grad_lse=_finite(grad_lse)[..., None] / of_value / of_output,
             scale=1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale,
+            softcap=call.softcap,
             of_output=of_output,
             unit=of_value * of_output,
         )
@@ -131,6 +134,7 @@ class _Inputs:
             self.visible[b, h, part][None],
             self.scale,
             arithmetic,
+            self.softcap,
         )
         grad_output, grad_lse = self.grad_output[b, h, part][None], self.grad_lse[b, h, part][None]
         return rows, Backward(grad_output, grad_lse, self.value[b, h][None], self.unit)
@@ -163,12 +167,13 @@ class _Gradients:
         ties, equal_rows = score_ties(rows), row_ties(rows)
         errors = WeightErrors.of(rows, inputs.visible[b, h, part][None], ties)
         of_scores = score_terms(rows, errors, ties, backward)
+        of_scaled = below_cap(rows, of_scores)
         of_query = Sums()
-        of_query.add(of_scores, OverKeys(inputs.scale * inputs.key[b, h][None]), ties)
+        of_query.add(of_scaled, OverKeys(inputs.scale * inputs.key[b, h][None]), ties)
         of_query.end_part()
         self.budget.query[b, h, part] = _bound(of_query, self.arithmetic, inputs.unit)[0]
         kv = self._kv(b, h)
-        self.of_key[kv].add(of_scores, OverRows(inputs.scale * inputs.query[b, h, part][None]), equal_rows)
+        self.of_key[kv].add(of_scaled, OverRows(inputs.scale * inputs.query[b, h, part][None]), equal_rows)
         self.of_value[kv].add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
         if self.mask_shape is not None:
             shared = [size == 1 for size in self.mask_shape]

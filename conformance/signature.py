@@ -17,12 +17,16 @@ from attnspec.spec.errors import InputError
 
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
-OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "window_size", "return_lse", "dropout_p")
+OPTIONS = (
+    *("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "window_size", "softcap"),
+    *("return_lse", "dropout_p"),
+)
 ASKED_BY_NAME = (
     "return_lse",
     "key_lengths",
     "dropout_p",
     "window_size",
+    "softcap",
 )  # what inference code does without: not of `**kwargs`
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
@@ -33,6 +37,9 @@ MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mas
     "cache_seqlens": "key_lengths",
     "seqlen_k": "key_lengths",
     "window": "window_size",
+    "soft_cap": "softcap",
+    "logits_soft_cap": "softcap",
+    "logit_cap": "softcap",
     "sliding_window": "window_size",
     "local_window_size": "window_size",
 }
@@ -60,9 +67,9 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     """Return the claims of a bare callable.
 
     Its first three positional parameters, or the ones called query, key and value (q, k, v), take the tensors. The
-    names attn_mask, is_causal, scale, enable_gqa, key_lengths, window_size, return_lse and dropout_p claim these
-    options; `**kwargs` claims the first four. Raises InputError where the tensors have no place or another parameter
-    has no default.
+    names attn_mask, is_causal, scale, enable_gqa, key_lengths, window_size, softcap, return_lse and dropout_p claim
+    these options; `**kwargs` claims the first four. Raises InputError where the tensors have no place or another
+    parameter has no default.
     """
     parameters = list(signature_of(function, target).parameters.values())
     names = [p.name for p in parameters]

@@ -45,6 +45,7 @@ def make_call(problem: Problem) -> Call:
         enable_gqa=p.q_heads != p.kv_heads,
         key_lengths=_key_lengths(draw, p),
         window_size=p.window and p.window.size,
+        softcap=p.softcap,
         grad_output=_grad_output(draw, p, fmt),
         grad_lse=_grad_lse(draw, p, fmt),
     )

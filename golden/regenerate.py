@@ -168,6 +168,7 @@ def truth(call: Call, corner: str) -> dict[str, npt.NDArray[np.float64]]:
         "enable_gqa": call.enable_gqa,
         "key_lengths": None if call.key_lengths is None else call.key_lengths.numpy(),
         "window_size": call.window_size,
+        "softcap": call.softcap,
     }
     exact = attention(*tensors, **options)
     found = {"output": exact.output, "lse": exact.lse}

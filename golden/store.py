@@ -135,6 +135,7 @@ def read(entry: Entry, folder: Path) -> Golden:
         enable_gqa=problem.q_heads != problem.kv_heads,
         key_lengths=tensors.get("key_lengths"),
         window_size=problem.window and problem.window.size,
+        softcap=problem.softcap,
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),
     )

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from attnspec.implementations.torch_eager import broadcast_mask, check_call
+from attnspec.implementations.torch_eager import broadcast_mask, capped, check_call
 from attnspec.spec.capabilities import FEATURES, Capabilities
 
 
@@ -36,6 +36,7 @@ class Grouped:
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
+        softcap: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention whose query head i reads key head floor(i / group), and the lse where asked for.
@@ -48,7 +49,7 @@ class Grouped:
         `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `key-lengths.causal`.
         Source: Shazeer 2019, section 3; Ainslie et al. 2023, section 2.2.
         """
-        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size, softcap)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         batch, q_heads, q_len, head_dim = query.shape
@@ -59,6 +60,7 @@ class Grouped:
             value = torch.where(exists[:, None, :, None], value, 0.0)  # (batch, kv_heads, k_len, value_dim)
         shared = query.to(wide).view(batch, kv_heads, group, q_len, head_dim)
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
+        scores = capped(scores, softcap)
         scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
         weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)  # (batch, kv_heads, group, q_len, k_len)

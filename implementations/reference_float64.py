@@ -26,6 +26,7 @@ class Reference:
         enable_gqa: bool = False,
         key_lengths: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
+        softcap: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the reference's output in the query's dtype, and its lse in float32 (float64 for float64) where asked.
@@ -45,6 +46,7 @@ class Reference:
             enable_gqa=enable_gqa,
             key_lengths=key_lengths,
             window_size=window_size,
+            softcap=softcap,
         )
         output = result.output.to(query.dtype)  # (batch, q_heads, q_len, value_dim)
         if not return_lse:

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnspec.spec.capabilities import FEATURES, Capabilities
 from attnspec.spec.errors import Unavailable
 
-MATH_FEATURES = tuple(name for name in FEATURES if name not in ("return_lse", "key_lengths", "window_size"))
+MATH_FEATURES = tuple(name for name in FEATURES if name not in ("return_lse", "key_lengths", "window_size", "softcap"))
 FUSED_FEATURES = tuple(
     name
     for name in MATH_FEATURES

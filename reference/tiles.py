@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.reference import masks, windows
+from attnspec.reference import softcap as caps
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.errors import InputError
 
@@ -35,6 +36,7 @@ class Tiles:
     left: int | None
     right: int | None
     scale: float
+    softcap: float | None
     accumulate: torch.dtype
 
     def query_tile(self, rows: slice) -> torch.Tensor:
@@ -50,14 +52,23 @@ class Tiles:
         return self._there(self.value, keys)
 
     def scores(self, rows: slice, keys: slice) -> torch.Tensor:
-        """Return scale * q.k + bias of a tile, -inf where the key is hidden: (batch, kv_heads, group, rows, keys).
+        """Return capped scale * q.k + bias of a tile, -inf where the key is hidden: (batch, kv_heads, group, rows,
+        keys).
 
-        Rules: `attention.output`, `mask.bias-then-mask`.
+        Rules: `attention.output`, `softcap.scores`, `mask.bias-then-mask`.
         """
-        scores = self.scale * torch.einsum("bhgqd,bhkd->bhgqk", self.query_tile(rows), self.key_tile(keys))
+        scores = caps.apply(self.scaled(rows, keys), self.softcap)
         if self.attn_mask is not None and self.attn_mask.dtype != torch.bool:
             scores = scores + self.attn_mask[..., rows, keys].to(self.accumulate)
         return torch.where(self.visible(rows, keys), scores, -torch.inf)
+
+    def scaled(self, rows: slice, keys: slice) -> torch.Tensor:
+        """Return scale * q.k of a tile, (batch, kv_heads, group, rows, keys)."""
+        return self.scale * torch.einsum("bhgqd,bhkd->bhgqk", self.query_tile(rows), self.key_tile(keys))
+
+    def below_cap(self, grad_scores: torch.Tensor, rows: slice, keys: slice) -> torch.Tensor:
+        """Return the gradient of the scaled scores of a tile from that of the capped ones. Rule: `softcap.gradient`."""
+        return grad_scores * caps.slope(self.scaled(rows, keys), self.softcap) if self.softcap else grad_scores
 
     def visible(self, rows: slice, keys: slice) -> torch.Tensor:
         """Return which keys of a tile take part, bool, of a shape that broadcasts to the scores.
@@ -102,6 +113,7 @@ def tiles(
     enable_gqa: bool,
     key_lengths: torch.Tensor | None,
     window_size: tuple[int, int] | None,
+    softcap: float | None,
     accumulate: torch.dtype,
 ) -> Tiles:
     """Return the call as it is cut into tiles. No tensor is copied.
@@ -134,6 +146,7 @@ def tiles(
         left=left,
         right=right,
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        softcap=softcap,
         accumulate=accumulate,
     )
 

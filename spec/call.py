@@ -16,11 +16,11 @@ class Call:
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, k_len, head_dim); value: (batch, kv_heads, k_len,
     value_dim), all of one dtype. attn_mask: bool (True takes part) or floating point (added to the scaled scores), of
     any shape that broadcasts to (batch, q_heads, q_len, k_len). dropout_p: the probability that a weight is dropped, 0
-    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist; None
-    is all. window_size: (left, right), how many keys before and after the one on its diagonal a row sees, -1 for any
-    number; None for all. grad_output: (batch, q_heads, q_len, value_dim), of the query's dtype, and grad_lse: (batch,
-    q_heads, q_len), of the lse's dtype: what flows back from a loss, where gradients are asked for. Rules: chapter
-    "notation".
+    to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist;
+    None is all. window_size: (left, right), how many keys before and after the one on its diagonal a row sees, -1 for
+    any number; None for all. softcap: c of c tanh(s / c), taken of the scaled scores before bias and masks; 0 and None
+    are none. grad_output: (batch, q_heads, q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads,
+    q_len), of the lse's dtype: what flows back from a loss, where gradients are asked for. Rules: chapter "notation".
     """
 
     query: torch.Tensor
@@ -34,6 +34,7 @@ class Call:
     return_lse: bool = False
     key_lengths: torch.Tensor | None = None
     window_size: tuple[int, int] | None = None
+    softcap: float | None = None
     grad_output: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
 

@@ -27,13 +27,10 @@ FEATURES = {
     "backward": "gradients of query, key, value and an additive mask",
     "dropout_p": "dropout on the weights",
     "window_size": "a window of keys around the diagonal",
+    "softcap": "scores capped by a tanh",
 }
-LATER = (
-    "key_lengths",
-    "backward",
-    "dropout_p",
-    "window_size",
-)  # what a backend must declare by name: no default claims it
+# What a backend must declare by name: no default claims it.
+LATER = ("key_lengths", "backward", "dropout_p", "window_size", "softcap")
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
 

@@ -31,15 +31,9 @@ MASK_CONTENTS = (
 RANGES = dict.fromkeys(("head_dim", "value_dim", "q_heads", "kv_heads"), (1, 65536))  # field: smallest, largest
 RANGES |= dict.fromkeys(("q_len", "k_len", "batch", "kv_batch"), (0, 65536)) | {"seed": (0, 2**63 - 1)}
 FOLLOWS = {"value_dim": "head_dim", "kv_batch": "batch", "kv_heads": "q_heads"}  # field: the one it defaults to
-FINITE_CONTENTS = (
-    "low",
-    "sentinel",
-    "low_rows",
-)  # of a float mask: finite, so that nothing is hidden
+FINITE_CONTENTS = ("low", "sentinel", "low_rows")  # of a float mask: finite, so that nothing is hidden
 KEYS = ("normal", "equal", "growing", "falling")
 VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny")
-
-
 LENGTHS = ("ragged", "zero", "full")
 GRADS = ("output", "lse")
 
@@ -86,11 +80,11 @@ class Problem:
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
     all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. dropout: its `dropout_p`, 0 to
     1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. window: the call's
-    `window_size`, with a corner where there is no causal triangle to give it one. grad: through what gradients flow
-    back, `output`, or `lse` for both output and lse; None asks for none. scores: factor on the query, so the standard
-    deviation of the scaled scores at the default scale. shift: added to every scaled score. keys, values:
-    distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises InputError where they
-    do not fit each other.
+    `window_size`, with a corner where there is no causal triangle to give it one. softcap: the call's; None, and 0, is
+    none. grad: through what gradients flow back, `output`, or `lse` for both output and lse; None asks for none.
+    scores: factor on the query, so the standard deviation of the scaled scores at the default scale. shift: added to
+    every scaled score. keys, values: distributions of the key and value tensors, see `golden.inputs`. seed: of the
+    inputs. Raises InputError where they do not fit each other.
     """
 
     q_len: int
@@ -108,6 +102,7 @@ class Problem:
     scale: float | None = None
     key_lengths: str | None = None
     window: Window | None = None
+    softcap: float | None = None
     grad: str | None = None
     scores: float = 1.0
     shift: float = 0.0
@@ -132,7 +127,10 @@ class Problem:
                 raise InputError(f"{name} is {getattr(self, name)}: use a finite number")
         if self.dropout is not None and not 0 <= self.dropout <= 1:
             raise InputError(f"dropout is {self.dropout}: use a probability from 0 to 1")
-        object.__setattr__(self, "dropout", self.dropout or None)
+        if self.softcap is not None and not 0 <= self.softcap < math.inf:
+            raise InputError(f"softcap is {self.softcap}: use a number of 0 or more")
+        for name in ("dropout", "softcap"):
+            object.__setattr__(self, name, getattr(self, name) or None)
         if self.causal not in (None, *CAUSAL_ALIGNMENTS):
             raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
         if self.key_lengths not in (None, *LENGTHS):
@@ -211,6 +209,7 @@ class Problem:
             "empty": 0 in (self.batch, self.q_len, self.k_len),
             "key_lengths": self.key_lengths is not None,
             "window_size": self.window is not None,
+            "softcap": self.softcap is not None,
             "backward": self.grad is not None,
             "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
@@ -219,7 +218,8 @@ class Problem:
         return frozenset(mask | {name for name, needed in needs.items() if needed})
 
     def but(self, **changes: Any) -> Problem:
-        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal, and the
+        """Return the problem with some fields changed; value_dim, kv_batch and kv_heads follow what they equal, and
+        the
         corner of a window that of the causal triangle, the old one where that is taken away."""
         following: dict[str, Any] = {
             name: -1 for name, other in FOLLOWS.items() if getattr(self, name) == getattr(self, other)
@@ -269,6 +269,7 @@ TOKENS = {  # field: token, in the order of the string
     "scale": "scale",
     "key_lengths": "lengths",
     "window": "window",
+    "softcap": "softcap",
     "grad": "grad",
     "scores": "scores",
     "shift": "shift",
@@ -285,6 +286,7 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "scale": _number,
     "key_lengths": str,
     "window": Window.parse,
+    "softcap": _number,
     "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,

@@ -21,6 +21,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "grouped-heads",
     "kv-cache",
     "window",
+    "softcap",
     "flash-attention",
     "multi-head",
     "additive-attention",

@@ -91,6 +91,7 @@ FAULT_KINDS = (  # of the survey's examples, those that a call with dense tensor
     "quantised-kv",
     "scale-inverted",
     "silently-ignored-argument",
+    "softcap-order",
     "split-kv-merge",
     "split-kv-merge-uninitialised",
     "tail-tile-not-masked",

@@ -25,6 +25,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "grouped-heads": "grouped",
     "kv-cache": ("key-lengths", "kv-cache"),
     "window": "window",
+    "softcap": "softcap",
     "flash-attention": "flash",
     "multi-head": "multi-head",
     "additive-attention": "additive",

@@ -6,7 +6,8 @@ from attnspec.conformance.diagnosis.hiding import HIDING
 from attnspec.conformance.diagnosis.mistake import Mistake
 from attnspec.conformance.diagnosis.reading import READING
 from attnspec.conformance.diagnosis.rounding import ROUNDING
+from attnspec.conformance.diagnosis.softcap import SOFTCAP
 from attnspec.conformance.diagnosis.weighing import WEIGHING
 from attnspec.conformance.diagnosis.windows import WINDOWS
 
-CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WINDOWS, *WEIGHING, *READING, *ROUNDING)
+CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WINDOWS, *SOFTCAP, *WEIGHING, *READING, *ROUNDING)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from attnspec.conformance.covering import array, modified
-from attnspec.conformance.problems import windows
+from attnspec.conformance.problems import softcap, windows
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES
 from attnspec.spec.problem import Mask, Problem
 
@@ -47,6 +47,7 @@ def regimes(level: str) -> Iterator[Problem]:
     yield from score_regimes()
     yield from long_and_crossed()
     yield from windows.regimes(level)
+    yield from softcap.regimes(level)
     if level == "full":
         yield from coarse_grid()
 

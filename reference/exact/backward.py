@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from attnspec.reference.exact.gradient_ties import Addend, factor_ball, settle
 from attnspec.reference.exact.head_gradient import HeadGradient, ball_matrix, exact
-from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale
-from attnspec.reference.exact.precision import first_precision, working_precision
+from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale, checked_softcap
+from attnspec.reference.exact.precision import PRECISION_CAP, UndecidedError, first_precision, working_precision
 from attnspec.reference.exact.rounding import round_ball
 from attnspec.reference.exact.scale import Scale, scale_of
 from attnspec.reference.exact.visibility import UPPER_LEFT
@@ -55,6 +55,7 @@ def backward(
     enable_gqa: bool = False,
     key_lengths: NDArray[np.integer] | None = None,
     window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
     """Return the gradients of a loss by query, key, value and an additive attn_mask, each the true one rounded once.
@@ -86,12 +87,14 @@ def backward(
     lse_shape = given.output_shape[:3]
     grad_lse = _checked_gradient("grad_lse", np.zeros(lse_shape) if grad_lse is None else grad_lse, lse_shape, seeing)
     factor = scale_of(checked_scale(scale), given.query.shape[3])
+    cap = checked_softcap(softcap)
     heads = {
-        (b, h): HeadGradient(given.head(b, h), grad_output[b, h], grad_lse[b, h], factor)
+        (b, h): HeadGradient(given.head(b, h), grad_output[b, h], grad_lse[b, h], factor, cap)
         for b, h in np.ndindex(lse_shape[:2])
     }
     mask_shape = None if given.bias is None else np.shape(attn_mask)  # type: ignore[arg-type]
-    return _CallGradient(given, heads, factor, mask_shape).rounded(rounded_to)
+    gradient = _CallGradient(given, heads, factor, mask_shape)
+    return gradient.rounded_by_balls(rounded_to) if cap else gradient.rounded(rounded_to)
 
 
 @dataclass(frozen=True)
@@ -131,15 +134,38 @@ class _CallGradient:
                 attn_mask=None if mask is None else settled("attn_mask", mask, self._mask_addends, ONE),
             )
 
+    def rounded_by_balls(self, fmt: Format) -> ExactGradients:
+        """Return the gradients, rounded to `fmt`, by balls alone: all of them again, twice as narrow, until each one is
+        decided. For capped scores, of which `gradient_ties` knows nothing. Raises UndecidedError at the cap."""
+        bits = first_precision(fmt, self.given.visible.size)
+        while True:
+            with working_precision(bits):
+                found = self._balls()
+                rounded = [
+                    None if balls is None else [round_ball(ball, fmt) for ball in balls.ravel().tolist()]
+                    for balls in found
+                ]
+            if not any(numbers is not None and None in numbers for numbers in rounded):
+                break
+            if bits >= PRECISION_CAP:
+                raise UndecidedError(f"gradients of capped scores: not decided at {bits} bits")
+            bits = min(2 * bits, PRECISION_CAP)
+        arrays = [
+            None if balls is None else np.array(numbers, dtype=np.float64).reshape(balls.shape)
+            for balls, numbers in zip(found, rounded, strict=True)
+        ]
+        query, key, value, mask = arrays
+        return ExactGradients(query, key, value, mask)  # type: ignore[arg-type]
+
     def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None]:
         """Return the gradients of query, key, value and attn_mask as balls of the working precision."""
         query, key, value = (_zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
         mask = None if self.mask_shape is None else _zeros(self.mask_shape)
         for (b, h), head in self.heads.items():
-            weights, grad_scores = head.weights_and_grad_scores()
+            weights, grad_scores, grad_scaled = head.weights_and_grad_scores()
             source = self._source(b, h)
-            query[b, h] = _entries(grad_scores * ball_matrix(head.given.key))
-            key[source] += _entries(grad_scores.transpose() * ball_matrix(head.given.query))
+            query[b, h] = _entries(grad_scaled * ball_matrix(head.given.key))
+            key[source] += _entries(grad_scaled.transpose() * ball_matrix(head.given.query))
             value[source] += _entries(weights.transpose() * ball_matrix(head.grad_output))
             if mask is not None:
                 np.add.at(mask.ravel(), self.mask_entries[b, h], _entries(grad_scores))

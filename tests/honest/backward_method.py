@@ -12,7 +12,7 @@ class Backend:
 
     name = "backward_method"
     capabilities = Capabilities(
-        features=tuple(name for name in FEATURES if name not in ("key_lengths", "dropout_p", "window_size"))
+        features=tuple(name for name in FEATURES if name not in ("key_lengths", "dropout_p", "window_size", "softcap"))
     )
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ class Backend:
 
     name = "lengths_lower_right"
     capabilities = Capabilities(
-        features=tuple(feature for feature in FEATURES if feature not in ("backward", "dropout_p", "window_size")),
+        features=tuple(name for name in FEATURES if name not in ("backward", "dropout_p", "window_size", "softcap")),
         causal_alignment="lower_right",
     )
 
