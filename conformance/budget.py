@@ -25,6 +25,7 @@ ACCURACY_CLASSES = ("fused", "eager", "exact")
 
 EXP_ROUNDOFFS = 4  # error of one exponential, in unit roundoffs: 2 ulp, PTX ISA `ex2.approx`, CUDA guide `__expf`
 FAST_EXP = 2.0**-13  # relative; a cubic 2^x on [0, 1) with p(0) = 1 errs by 8.7e-5 = 2^-13.5 (FlashAttention-4)
+FAST_TANH = 2.0**-11  # relative; PTX ISA `tanh.approx.f32` (rule `accuracy.softcap-16-bit`)
 FAST_LSE = 2.0**-12  # absolute, for 16-bit inputs (rule `accuracy.lse-16-bit`)
 
 BLOCK_ELEMENTS = 2**21  # numbers in one block of rows, so that a long case needs megabytes and not gigabytes
@@ -85,6 +86,7 @@ def error_budget(
                 seen[heads, rows],
                 scale,
                 arithmetic,
+                call.softcap,
             )
             ties = score_ties(block)
             output[b, heads, rows] = output_error(block, ties)
@@ -112,6 +114,7 @@ def arithmetic_of(fmt: Format, accuracy: str = "fused", store: bool = True) -> A
         output=output.unit_roundoff,
         scores=fmt.unit_roundoff if eager else 0.0,
         weights=fmt.unit_roundoff if eager or narrow else 0.0,
+        tanh=FAST_TANH if narrow and not eager else 0.0,
         weights_step=fmt.smallest_subnormal / 2,
         weights_lost=fmt.smallest_subnormal / 2 if fmt == FLOAT16 else work.smallest_normal,
         exponential=EXP_ROUNDOFFS * work.unit_roundoff + (FAST_EXP if narrow else 0.0),

@@ -10,7 +10,7 @@ from attnspec.spec.exercised import rules_exercised
 from attnspec.spec.problem import Problem
 from attnspec.spec.profiles import PROFILES
 
-LSE_RULES = ("softmax.lse", "accuracy.lse")  # what a call without an lse cannot show
+LSE_RULES = ("softmax.lse", "softcap.lse", "accuracy.lse")  # what a call without an lse cannot show
 
 
 class Ran(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from attnspec.conformance.case import Case, Draw, Ran
 from attnspec.conformance.domains import domain_named
-from attnspec.conformance.problems import alibi, backward, dropout, forward, lengths, regimes, sinks, windows
+from attnspec.conformance.problems import alibi, backward, dropout, forward, lengths, regimes, sinks, softcap, windows
 from attnspec.golden.cases import CASES, golden_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
@@ -159,6 +159,9 @@ CHECKS = (
     Check("a_window_equals_its_mask", "windows", "law", ("window.bounds", "window.causal"), ("windows",)),
     Check("a_window_beyond_all_keys_is_none", "windows", "law", ("window.unbounded",), windows.wide),
     Check("impossible_windows_are_refused", "windows", "contract", ("window.range",), windows.refusable),
+    Check("two_keys_give_their_closed_form", "softcap", "law", ("softcap.scores",), softcap.few_keys),
+    Check("a_cap_far_above_the_scores_is_none", "softcap", "law", ("softcap.none",), softcap.far),
+    Check("impossible_caps_are_refused", "softcap", "contract", ("softcap.range",), softcap.refusable),
     Check("hidden_keys_get_no_gradient", "gradients", "law", ("backward.hidden",), backward.hiding),
     Check("order_of_keys_does_not_matter", "relations", "law", ("attention.output",), ANY),
     Check("order_of_heads_does_not_matter", "relations", "law", ("grouped.head-map",), ("masks", "grouped")),
@@ -219,6 +222,7 @@ WORDS = {  # field of a problem: its word in a case
     "alibi": "alibi",
     "dropout": "dropout",
     "window": "window",
+    "softcap": "softcap",
 }
 
 

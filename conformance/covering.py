@@ -54,6 +54,7 @@ MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels
         ".".join(map(str, bounds)) or NONE: {"window": Window(*bounds) if bounds else None}
         for bounds in ((), (3, 0), (0, 5), (16, -1))
     },
+    "softcap": {str(cap or NONE): {"softcap": cap} for cap in (None, 1.5, 30.0)},
     "alibi": {name: {"alibi": Alibi() if name != NONE else None} for name in (NONE, "alibi")},
     "sinks": {kind or NONE: {"sinks": kind} for kind in (None, "normal")},
 }

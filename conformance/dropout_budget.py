@@ -30,7 +30,9 @@ def dropout_budget(
     rows = rows_apart(call, keep, causal_alignment)
     batch, heads, q_len, _ = call.query.shape
     apart = error_budget(rows, accuracy=accuracy).output.reshape(batch, heads, q_len, -1)
-    magnitude = attention(rows.query, rows.key, rows.value.abs(), attn_mask=rows.attn_mask, scale=rows.scale).output
+    magnitude = attention(
+        rows.query, rows.key, rows.value.abs(), attn_mask=rows.attn_mask, scale=rows.scale, softcap=rows.softcap
+    ).output
     return apart + factor_unit(call, accuracy) * magnitude.reshape(apart.shape)
 
 
@@ -52,7 +54,9 @@ def dropout_gradient_budget(
     apart = gradient_budget(rows, flow, flow_lse, accuracy=accuracy)
     factor = factors(keep, call.dropout_p)[..., None]  # (batch, q_heads, q_len, k_len, 1)
 
-    weights = attention(rows.query, rows.key, rows.value, attn_mask=rows.attn_mask, scale=rows.scale).weights
+    weights = attention(
+        rows.query, rows.key, rows.value, attn_mask=rows.attn_mask, scale=rows.scale, softcap=rows.softcap
+    ).weights
     assert weights is not None, "the reference returns its weights"
     grad_weights = (flow.double() @ rows.value.double().transpose(-1, -2)).abs()  # |D dP|, a row each
     shared = (weights * grad_weights).sum(-1, keepdim=True)
@@ -103,6 +107,7 @@ def rows_apart(call: Call, keep: torch.Tensor, causal_alignment: str) -> Call:
         attn_mask=mask.reshape(batch, heads * q_len, 1, k_len),
         sinks=None if call.sinks is None else call.sinks.repeat_interleave(q_len),
         scale=call.scale,
+        softcap=call.softcap,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, positions_of, sinks_as_keys
+from attnspec.conformance.gradient_cap import below_cap
 from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, weight_terms
 from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
@@ -94,6 +95,7 @@ class _Inputs:
     grad_lse: torch.Tensor
     place: torch.Tensor
     scale: float
+    softcap: float | None
     of_output: float
     unit: float
 
@@ -136,6 +138,7 @@ class _Inputs:
             grad_lse=by_owner(_finite(grad_lse)[..., None] / of_value / of_output),
             place=by_owner(torch.arange(batch * q_heads).view(batch, q_heads, 1, 1))[..., 0, 0],
             scale=1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale,
+            softcap=call.softcap,
             of_output=of_output,
             unit=of_value * of_output,
         )
@@ -150,6 +153,7 @@ class _Inputs:
             self.visible[reader, heads, part],
             self.scale,
             arithmetic,
+            self.softcap,
         )
         grad_output, grad_lse = self.grad_output[reader, heads, part], self.grad_lse[reader, heads, part]
         return rows, Backward(grad_output, grad_lse, self.value[reader, heads], self.unit)
@@ -185,13 +189,14 @@ class _Gradients:
         ties, equal_rows = score_ties(rows), row_ties(rows)
         errors = WeightErrors.of(rows, inputs.visible[reader, heads, part], ties)
         of_scores = score_terms(rows, errors, ties, backward)
+        of_scaled = below_cap(rows, of_scores)
         of_query = Sums()
-        of_query.add(of_scores, OverKeys(inputs.scale * inputs.key[reader, heads]), ties)
+        of_query.add(of_scaled, OverKeys(inputs.scale * inputs.key[reader, heads]), ties)
         of_query.end_part()
         self.budget.query.view(-1, *inputs.query.shape[2:])[inputs.place[reader, heads], part] = _bound(
             of_query, self.arithmetic, inputs.unit
         )
-        self.of_key.add(of_scores, OverRows(inputs.scale * inputs.query[reader, heads, part]), equal_rows)
+        self.of_key.add(of_scaled, OverRows(inputs.scale * inputs.query[reader, heads, part]), equal_rows)
         self.of_value.add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
         for i, place in enumerate(inputs.place[reader, heads].tolist()):
             b, h = divmod(place, self.q_heads)

@@ -16,6 +16,7 @@ from attnspec.conformance.row_errors import (
     NORMALISE_ROUNDOFFS,
     growth_of,
     score_errors,
+    tanh_error,
 )
 from attnspec.conformance.rows import Arithmetic, Rows
 
@@ -75,9 +76,10 @@ class WeightErrors:
         """Return the errors of P = exp(S - lse). visible: (heads, rows, k_len) bool. ties: `score_ties(rows)`."""
         a = rows.arithmetic
         work, stored, largest = score_errors(rows)
+        of_cap = tanh_error(rows)
         random, fixed = _lse_errors(rows, work, stored, largest, ties)
         from_lse = torch.where(rows.p > 0, rows.z - rows.lse, 0.0)
-        shift = CONFIDENCE * (work + random) + largest + fixed
+        shift = CONFIDENCE * (work + random) + largest + fixed + of_cap
         lost = torch.exp((rows.z - rows.lse + shift).clamp_max(0.0))
         first_order = growth_of(shift)
         return cls(
@@ -85,7 +87,7 @@ class WeightErrors:
             stored=first_order * stored,
             largest=first_order * largest,
             lse=random * first_order.amax(-1, keepdim=True),
-            shared=a.exponential + first_order * fixed,
+            shared=a.exponential + first_order * (fixed + of_cap),
             growth=torch.exp(shift.clamp_max(LARGEST_SHIFT)),
             lost=torch.where(visible & (shift > LARGEST_SHIFT), lost, 0.0),
         )
@@ -125,7 +127,7 @@ def weight_terms(rows: Rows, errors: WeightErrors) -> Terms:
         row=nothing,
         row_fixed=nothing,
         of_z=p * _centred(rows, rows.z),
-        of_s=p * _centred(rows, rows.s),
+        of_s=p * _centred(rows, rows.slope * rows.s),
     )
 
 
@@ -183,7 +185,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
         row=p * errors.growth * row,
         row_fixed=p * errors.growth * row_fixed,
         of_z=_derivative(ds, p, a, _centred(rows, rows.z)),
-        of_s=_derivative(ds, p, a, _centred(rows, rows.s)),
+        of_s=_derivative(ds, p, a, _centred(rows, rows.slope * rows.s)),
     )
 
 
@@ -195,14 +197,14 @@ def _lse_errors(
     The terms are those of `lse_error`, which adds them up. Chapter "accuracy", equation (2).
     """
     a = rows.arithmetic
-    moved = rows.p * growth_of(CONFIDENCE * work + largest)
+    moved = rows.p * growth_of(CONFIDENCE * work + largest + tanh_error(rows))
     scores = torch.sqrt(ties * (moved**2 * (work**2 + stored**2)).sum(-1, keepdim=True))
     scores = torch.minimum(scores, (CONFIDENCE * work + largest).amax(-1, keepdim=True) / CONFIDENCE)
     random = scores + a.work * roundings(rows.count, ties) / CONFIDENCE
-    means = sum((rows.p * x).sum(-1, keepdim=True).abs() for x in (rows.s, rows.z))
+    means = sum((rows.p * x).sum(-1, keepdim=True).abs() for x in (rows.slope * rows.s, rows.z))
     log_sum = (rows.lse - rows.top).abs()
     fixed = a.work * (2 * means + 2 * rows.top.abs() + 4 * rows.lse.abs() + 4 * (1 + log_sum)) + a.lse
-    return random, fixed
+    return random, fixed + (moved * tanh_error(rows)).sum(-1, keepdim=True)
 
 
 def _delta_errors(
@@ -237,12 +239,14 @@ def _delta_errors(
 
     path = torch.sqrt(delta**2 + output2 + (p**2 * (a**2 + norm2)).sum(-1, keepdim=True))
     steps = roundings(rows.count, ties)
-    fixed = arithmetic.exponential * torch.sqrt((p * from_mean**2).sum(-1, keepdim=True))
+    of_cap = growth_of(CONFIDENCE * errors.work + errors.largest) * tanh_error(rows)
+    spread = torch.sqrt((p * from_mean**2).sum(-1, keepdim=True))
+    fixed = (arithmetic.exponential + torch.sqrt((p * of_cap**2).sum(-1, keepdim=True))) * spread
     fixed += rounded.sum(-1, keepdim=True) * delta.abs()
     fixed += torch.where(p < arithmetic.weights_lost, p * a.abs(), 0.0).sum(-1, keepdim=True)
     fixed += w * (steps + drift(rows.count, arithmetic)) * path
     fixed += w * ((steps + NORMALISE_ROUNDOFFS + 1) * delta.abs() + rows.lse.abs() * (path + delta.abs()))
-    for x in (rows.z, rows.s):
+    for x in (rows.z, rows.slope * rows.s):
         fixed += 2 * w * (p * x * from_mean).sum(-1, keepdim=True).abs()
     return scores + torch.sqrt(random2), fixed
 

@@ -43,18 +43,35 @@ def lse_error(rows: Rows, ties: torch.Tensor) -> torch.Tensor:
     """
     a = rows.arithmetic
     work, stored, largest = score_errors(rows)
-    growth = growth_of(CONFIDENCE * work + largest)
+    of_cap = tanh_error(rows)
+    growth = growth_of(CONFIDENCE * work + largest + of_cap)
     moved = rows.p * growth
     random = torch.sqrt(ties * ((moved * work) ** 2).sum(-1, keepdim=True))
     rounded = CONFIDENCE * torch.sqrt(ties * ((moved * stored) ** 2).sum(-1, keepdim=True))
     error = CONFIDENCE * random + torch.minimum(rounded, (moved * largest).sum(-1, keepdim=True))
     error = torch.minimum(error, (CONFIDENCE * work + largest).amax(-1, keepdim=True))  # a mean of shifts is no larger
-    mean_s = (rows.p * rows.s).sum(-1, keepdim=True).abs()
+    error += (moved * of_cap).sum(-1, keepdim=True)
+    mean_s = (rows.p * rows.slope * rows.s).sum(-1, keepdim=True).abs()
     mean_z = (rows.p * rows.z).sum(-1, keepdim=True).abs()
     log_sum = (rows.lse - rows.top).abs()
     error += a.work * (2 * mean_s + 2 * mean_z + 2 * rows.top.abs() + 4 * rows.lse.abs() + 4 * (1 + log_sum))
     error += a.work * _roundings(rows, ties) + a.lse + a.flushed
     return torch.where(rows.count > 0, error, 0.0).squeeze(-1)
+
+
+TANH_ROUNDOFFS = 16  # of c tanh(s / c), over c: two exponentials, sum, difference and quotient, argument and factor
+
+
+def tanh_error(rows: Rows) -> torch.Tensor:
+    """Return how far the cap itself moves a score, at the most: (heads, rows, k_len), or 0 without a cap.
+
+    A tanh by exponentials loses digits near 0, so it is off by a part of the cap and not of the score; a fast one by a
+    part of itself. Both are functions of the score and not random. Rule: `accuracy.softcap-16-bit`.
+    """
+    a = rows.arithmetic
+    if not rows.softcap:
+        return torch.zeros(()).double()
+    return torch.where(rows.p > 0, a.tanh * rows.y.abs() + TANH_ROUNDOFFS * a.work * rows.softcap, 0.0)
 
 
 def score_errors(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -64,16 +81,30 @@ def score_errors(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     the storage dtype, in units of CONFIDENCE and at the most; both 0 in class fused.
     """
     a, d = rows.arithmetic, rows.head_dim
-    s2, z2, norm2 = rows.s**2, rows.z**2, rows.norm**2
+    s2, z2, norm2 = (rows.slope * rows.s) ** 2, rows.z**2, (rows.slope * rows.norm) ** 2
     shift2 = torch.where(rows.p > 0, rows.z - rows.top, 0.0) ** 2
     work = a.work * torch.sqrt((d / 3 + 1) * s2 + (d / 6 + 3) * norm2 + 2 * z2 + shift2)
     if a.scores == 0:
         return work, torch.zeros_like(work), torch.zeros_like(work)
+    if rows.softcap:
+        return work, *_capped_stores(rows, work)
     exact_scaling = rows.scale == 0 or abs(math.frexp(rows.scale)[0]) == 0.5  # a power of two rounds nothing
     of_s, of_norm, of_z = (1 if exact_scaling else 2), (0 if exact_scaling else 1), (1 if rows.biased else 0)
     stored = a.scores * torch.sqrt(of_s * s2 + of_norm * norm2 + of_z * z2)
     largest = a.scores * (of_s * rows.s.abs() + CONFIDENCE * of_norm * rows.norm + of_z * rows.z.abs())
     return work, stored, largest
+
+
+def _capped_stores(rows: Rows, work: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `stored` and `largest` of `score_errors` where a score passes through the storage dtype before the cap
+    too: scaled, over the cap, as a tanh, times the cap, and with the bias. A large error lowers tanh less than its
+    slope says, or more: the slope is that of the nearest score that the error leaves possible."""
+    u, c = rows.arithmetic.scores, rows.softcap
+    before = u * (3 * rows.s.abs() + CONFIDENCE * rows.norm)  # of q k, of the scaled, of the divided score
+    slope = 1 - torch.tanh((rows.s.abs() - before).clamp_min(0.0) / c) ** 2
+    of_z = 1 if rows.biased else 0
+    stored = u * torch.sqrt(slope**2 * (3 * rows.s**2 + rows.norm**2) + 2 * rows.y**2 + of_z * rows.z**2)
+    return stored, slope * before + u * (2 * rows.y.abs() + of_z * rows.z.abs())
 
 
 def growth_of(shift: torch.Tensor) -> torch.Tensor:
@@ -85,13 +116,16 @@ def growth_of(shift: torch.Tensor) -> torch.Tensor:
 def _scores_term(rows: Rows, sd: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
     """Return the output error from wrong scores, (heads, rows, value_dim)."""
     work, stored, largest = score_errors(rows)
-    shift = (CONFIDENCE * work + largest).clamp_max(LARGEST_SHIFT)
+    of_cap = tanh_error(rows)
+    shift = (CONFIDENCE * work + largest + of_cap).clamp_max(LARGEST_SHIFT)
     growth = growth_of(shift)
     error = CONFIDENCE * torch.sqrt(ties) * spread(rows, rows.p * growth * work)
     if rows.arithmetic.scores:
         random = CONFIDENCE * torch.sqrt(ties) * spread(rows, rows.p * growth * stored)
         worst = torch.sqrt((rows.p * (growth * largest) ** 2).sum(-1, keepdim=True)) * sd
         error = error + torch.minimum(random, worst)
+    if rows.softcap:
+        error = error + torch.sqrt((rows.p * (growth * of_cap) ** 2).sum(-1, keepdim=True)) * sd
     error = error / (rows.p * torch.exp(-shift)).sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     return torch.minimum(error, 2 * rows.v.abs().amax(-2, keepdim=True))  # any weights give a mean of the values
 
@@ -99,7 +133,7 @@ def _scores_term(rows: Rows, sd: torch.Tensor, ties: torch.Tensor) -> torch.Tens
 def _temperature_term(rows: Rows) -> torch.Tensor:
     """Return the output error from a scale and a log2(e) rounded once for all keys, (heads, rows, value_dim)."""
     of_z = covariance(rows, rows.z).abs()
-    of_s = covariance(rows, rows.s).abs() if rows.biased else of_z
+    of_s = covariance(rows, rows.slope * rows.s).abs() if rows.biased or rows.softcap else of_z
     return 2 * rows.arithmetic.work * (of_z + of_s)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from attnspec.reference import softcap as caps
 from attnspec.reference.softmax import lse, softmax
 
 PATH_BLOCKS = 32  # points at which the partial sums of P V are known; between them they are bounded
@@ -25,16 +26,18 @@ class Arithmetic:
     """What a kernel rounds, and how coarsely. Unit roundoffs, 0 where nothing is rounded.
 
     work: of scores, exponentials and sums. output: of the stored output. scores, weights: of scores and weights that
-    pass through the storage dtype. weights_step: half the distance of stored weights near 0; weights_lost: stored
-    weights below it may become 0. exponential: relative error of one exponential. lse: what the errors of the
-    exponentials add to the lse. drifts: the sum P V is bounded for any correlation of its rounding errors. flushed:
-    intermediates below it may become 0. tiny: what the store of a number near 0 may be off by.
+    pass through the storage dtype. tanh: relative error of one tanh. weights_step: half the distance of stored weights
+    near 0; weights_lost: stored weights below it may become 0. exponential: relative error of one exponential. lse:
+    what the errors of the exponentials add to the lse. drifts: the sum P V is bounded for any correlation of its
+    rounding errors. flushed: intermediates below it may become 0. tiny: what the store of a number near 0 may be off
+    by.
     """
 
     work: float
     output: float
     scores: float
     weights: float
+    tanh: float
     weights_step: float
     weights_lost: float
     exponential: float
@@ -48,13 +51,16 @@ class Arithmetic:
 class Rows:
     """A block of query rows, float64. Hidden slots hold 0.
 
-    s, z, p: (heads, rows, k_len) scaled scores, the same with the bias, weights. v: (heads, k_len, value_dim) and o:
+    s, y, z, p: (heads, rows, k_len) scaled scores, the same with the cap, those with the bias, weights. slope: of y
+    by s, 1 without a cap; softcap: 0 for none. v: (heads, k_len, value_dim) and o:
     (heads, rows, value_dim), both divided by `unit`, (heads, 1, 1), so that their squares stay finite. norm: (heads,
     rows, k_len) |scale| sqrt(sum_d q_d^2 k_jd^2). top, lse, count: (heads, rows, 1) largest z, log-sum-exp, number of
     visible keys.
     """
 
     s: torch.Tensor
+    y: torch.Tensor
+    slope: torch.Tensor
     z: torch.Tensor
     p: torch.Tensor
     v: torch.Tensor
@@ -68,6 +74,7 @@ class Rows:
     scale: float
     head_dim: int
     arithmetic: Arithmetic
+    softcap: float = 0.0
 
     @classmethod
     def of(
@@ -79,11 +86,13 @@ class Rows:
         visible: torch.Tensor,
         scale: float,
         arithmetic: Arithmetic,
+        softcap: float | None = None,
     ) -> Rows:
         """Return the block of query (heads, rows, head_dim) over key (heads, k_len, head_dim) and value (heads, k_len,
         value_dim), all finite float64, with bias and visible (heads, rows, k_len)."""
         s = scale * (query @ key.transpose(-1, -2))
-        z = s if bias is None else s + bias
+        y = caps.apply(s, softcap)
+        z = y if bias is None else y + bias
         p = softmax(z, visible)
         log_sum = lse(z, visible)[..., None]
         top = torch.where(visible, z, -torch.inf).amax(-1, keepdim=True)
@@ -95,6 +104,8 @@ class Rows:
         v = v / unit
         return cls(
             s=torch.where(visible, s, 0.0),
+            y=torch.where(visible, y, 0.0),
+            slope=caps.slope(s, softcap) if softcap else torch.ones(()).double(),
             z=torch.where(visible, z, 0.0),
             p=p,
             v=v,
@@ -108,6 +119,7 @@ class Rows:
             scale=scale,
             head_dim=query.shape[-1],
             arithmetic=arithmetic,
+            softcap=softcap or 0.0,
         )
 
 

@@ -18,18 +18,12 @@ from attnspec.spec.errors import InputError
 TENSORS = ("query", "key", "value")
 SHORT = {"q": "query", "k": "key", "v": "value"}
 OPTIONS = (
-    "attn_mask",
-    "is_causal",
-    "scale",
-    "enable_gqa",
-    "key_lengths",
-    "window_size",
-    "sinks",
-    "alibi_slopes",
-    "return_lse",
-    "dropout_p",
+    *("attn_mask", "is_causal", "scale", "enable_gqa", "key_lengths", "window_size", "softcap", "sinks"),
+    *("alibi_slopes", "return_lse", "dropout_p"),
 )
-ASKED_BY_NAME = ("return_lse", "key_lengths", "window_size", "sinks", "alibi_slopes", "dropout_p")  # of no `**kwargs`
+ASKED_BY_NAME = (  # not of `**kwargs`: inference code does without
+    *("return_lse", "key_lengths", "window_size", "softcap", "sinks", "alibi_slopes", "dropout_p"),
+)
 MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mask", "bias": "attn_mask"} | {
     "softmax_scale": "scale",
     "dropout": "dropout_p",
@@ -44,6 +38,9 @@ MEANT = {"causal": "is_causal", "mask": "attn_mask", "attention_mask": "attn_mas
     "alibi": "alibi_slopes",
     "slopes": "alibi_slopes",
     "window": "window_size",
+    "soft_cap": "softcap",
+    "logits_soft_cap": "softcap",
+    "logit_cap": "softcap",
     "sliding_window": "window_size",
     "local_window_size": "window_size",
 }
@@ -71,9 +68,9 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     """Return the claims of a bare callable.
 
     Its first three positional parameters, or the ones called query, key and value (q, k, v), take the tensors. The
-    names attn_mask, is_causal, scale, enable_gqa, key_lengths, window_size, return_lse and dropout_p claim these
-    options; `**kwargs` claims the first four. Raises InputError where the tensors have no place or another parameter
-    has no default.
+    names attn_mask, is_causal, scale, enable_gqa, key_lengths, window_size, softcap, return_lse and dropout_p claim
+    these options; `**kwargs` claims the first four. Raises InputError where the tensors have no place or another
+    parameter has no default.
     """
     parameters = list(signature_of(function, target).parameters.values())
     names = [p.name for p in parameters]

@@ -49,6 +49,7 @@ def make_call(problem: Problem) -> Call:
         sinks=_sinks(draw, p, fmt),
         **_alibi(draw, p),
         window_size=p.window and p.window.size,
+        softcap=p.softcap,
         grad_output=_grad_output(draw, p, fmt),
         grad_lse=_grad_lse(draw, p, fmt),
     )

@@ -1,4 +1,4 @@
-"""The golden cases with a window: groups as in `golden.cases`."""
+"""The golden cases with a window or a softcap: groups as in `golden.cases`."""
 
 from __future__ import annotations
 
@@ -36,5 +36,33 @@ MODIFIED: dict[str, dict[str, str]] = {
         "gradients-window-lengths-float16": (
             "b=3/q=5/k=17/d=8/lengths=ragged/window=3.0.lower_right/dtype=fp16/grad/seed=425"
         ),
+    },
+    "Softcap: below the scores, at them and far above; before bias and masks; in every dtype.": {
+        "softcap-below-scores-float32": "hq=2/q=9/k=33/d=24/softcap=1.5/scores=8/seed=430",
+        "softcap-below-scores-bfloat16": "hq=2/q=9/k=33/d=24/softcap=1.5/scores=8/dtype=bf16/seed=431",
+        "softcap-at-scores-float16": "q=9/k=33/d=40/softcap=8/scores=8/dtype=fp16/seed=432",
+        "softcap-above-scores-float32": "q=9/k=70/d=64/softcap=50/seed=433",
+        "softcap-far-above-scores-float64": "q=9/k=17/d=8/softcap=1048576/dtype=float64/seed=434",
+        "softcap-tiny-float32": "q=9/k=17/d=8/softcap=0.001/scores=8/seed=435",
+        "softcap-one-key-float32": "q=5/k=1/d=8/softcap=2/scores=4/seed=436",
+        "softcap-bool-mask-empty-rows-float32": "hq=2/q=9/k=17/d=8/mask=bool.qk.empty_rows/softcap=2/scores=4/seed=437",
+        "softcap-bias-float32": "hq=2/q=9/k=17/d=8/mask=float.hqk.random/softcap=2/scores=4/seed=438",
+        "softcap-finite-bias-bfloat16": "q=9/k=17/d=8/mask=float.qk.low/softcap=2/scores=4/dtype=bf16/seed=439",
+        "softcap-causal-lower-right-float32": "q=17/k=20/d=24/causal=lower_right/softcap=5/scores=4/seed=440",
+        "softcap-window-grouped-float16": "hq=4/hkv=2/q=9/k=17/d=8/window=4.1/softcap=5/scores=4/dtype=fp16/seed=441",
+        "softcap-scale-negative-float32": "q=9/k=17/d=8/scale=-0.7/softcap=3/seed=442",
+        "softcap-lengths-float32": "b=3/hq=2/q=5/k=17/d=8/lengths=zero/softcap=3/scores=4/seed=443",
+        "softcap-scores-far-from-0-float32": "q=9/k=33/d=24/shift=200/softcap=30/seed=444",
+        "gradients-softcap-below-scores-float32": "hq=2/q=9/k=17/d=24/softcap=1.5/scores=4/grad/seed=450",
+        "gradients-softcap-lse-bfloat16": "hq=2/q=9/k=17/d=24/softcap=4/scores=4/dtype=bf16/grad=lse/seed=451",
+        "gradients-softcap-bias-float64": (
+            "b=2/q=5/k=9/d=3/mask=float.bhqk.random/softcap=2/scores=4/dtype=float64/grad=lse/seed=452"
+        ),
+        "gradients-softcap-causal-grouped-float32": (
+            "b=2/hq=4/hkv=2/q=9/k=9/d=8/causal/softcap=3/scores=4/grad/seed=453"
+        ),
+        "gradients-softcap-window-float16": "q=9/k=17/d=8/window=4.1/softcap=3/scores=4/dtype=fp16/grad/seed=454",
+        "gradients-softcap-one-key-float32": "q=5/k=1/d=8/softcap=2/scores=4/grad=lse/seed=455",
+        "gradients-softcap-above-scores-float32": "q=17/k=9/d=24/softcap=50/grad/seed=456",
     },
 }

@@ -192,6 +192,7 @@ def truth(call: Call, corner: str) -> dict[str, npt.NDArray[np.float64]]:
         "key_lengths": None if call.key_lengths is None else call.key_lengths.numpy(),
         "sinks": None if call.sinks is None else numbers(call.sinks),
         "window_size": call.window_size,
+        "softcap": call.softcap,
     }
     if call.alibi_slopes is not None:
         options["attn_mask"] = _with_alibi(call, options["attn_mask"])

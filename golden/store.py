@@ -166,6 +166,7 @@ def read(entry: Entry, folder: Path) -> Golden:
         alibi_slopes=tensors.get("alibi_slopes"),
         alibi_form=problem.alibi.form if problem.alibi else "symmetric",
         alibi_alignment=(problem.alibi and problem.alibi.corner) or "upper_left",
+        softcap=problem.softcap,
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),
     )

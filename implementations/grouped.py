@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from attnspec.implementations.torch_eager import broadcast_mask, check_call, check_sinks
+from attnspec.implementations.torch_eager import broadcast_mask, capped, check_call, check_sinks
 from attnspec.spec.capabilities import FEATURES, Capabilities
 from attnspec.spec.errors import InputError
 
@@ -39,6 +39,7 @@ class Grouped:
         window_size: tuple[int, int] | None = None,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        softcap: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention whose query head i reads key head floor(i / group), and the lse where asked for.
@@ -51,7 +52,7 @@ class Grouped:
         `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`, `key-lengths.causal`.
         Source: Shazeer 2019, section 3; Ainslie et al. 2023, section 2.2.
         """
-        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size, softcap)
         check_sinks(sinks, query.shape[1])
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -65,6 +66,7 @@ class Grouped:
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
         if alibi_slopes is not None:
             scores = scores - steps(alibi_slopes.to(wide), scores, key_lengths)
+        scores = capped(scores, softcap)
         scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
         if sinks is not None:

@@ -28,6 +28,7 @@ class Reference:
         window_size: tuple[int, int] | None = None,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        softcap: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the reference's output in the query's dtype, and its lse in float32 (float64 for float64) where asked.
@@ -49,6 +50,7 @@ class Reference:
             window_size=window_size,
             sinks=sinks,
             alibi_slopes=alibi_slopes,
+            softcap=softcap,
         )
         output = result.output.to(query.dtype)  # (batch, q_heads, q_len, value_dim)
         if not return_lse:

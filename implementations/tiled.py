@@ -71,6 +71,7 @@ class Tiled:
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
+        softcap: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return attention computed in tiles, and the lse where asked for.
@@ -79,7 +80,7 @@ class Tiled:
         and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not fit.
         Rules: `attention.output`, `flash.memory`, `flash.lse-recompute`. Source: Dao 2023, algorithms 1 and 2.
         """
-        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size, softcap)
         options = {
             "is_causal": is_causal,
             "scale": scale,
@@ -87,6 +88,7 @@ class Tiled:
             "key_lengths": key_lengths,
             "window_size": window_size,
             "alibi_slopes": alibi_slopes,
+            "softcap": softcap,
             "tile": self.tile,
             "accumulate": torch.float64 if query.dtype == torch.float64 else torch.float32,
         }

@@ -34,6 +34,7 @@ class TorchEager:
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         window_size: tuple[int, int] | None = None,
+        softcap: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return softmax(Q K^T * scale + bias) V over the visible keys, and the lse where asked for.
@@ -41,13 +42,14 @@ class TorchEager:
         Arguments: `attnspec.spec.call.Call`. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype,
         and lse (batch, q_heads, q_len) in float32, float64 for float64. Raises InputError where the tensors do not
         fit. key_lengths: (batch,), int32 or int64; keys from there on are not read. window_size: (left, right), the
-        keys around the diagonal that a row sees, -1 for no bound. sinks: (q_heads,), a score that joins each row of its
-        head. dropout_p: each weight is dropped with this probability, drawn from torch's own generator. Rules:
+        keys around the diagonal that a row sees, -1 for no bound. softcap: the cap of the scaled scores, 0 for none.
+        sinks: (q_heads,), a score that joins each row of its head. alibi_slopes: (q_heads,) or (batch, q_heads).
+        dropout_p: each weight is dropped with this probability, drawn from torch's own generator. Rules:
         `attention.output`, `mask.fully-masked-row`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`,
         `sinks.weight`, `dropout.inverted`, `dropout.on-weights`. Source: Vaswani et al. 2017, equation 1; Srivastava et
         al. 2014, section 10.
         """
-        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
+        check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size, softcap)
         check_dropout(dropout_p)
         check_sinks(sinks, query.shape[1])
         if key_lengths is not None:
@@ -60,6 +62,7 @@ class TorchEager:
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
+        scores = capped(scores, softcap)
         if alibi_slopes is not None:
             scores = scores - steps(alibi_slopes, scores.shape, wide).to(scores.dtype)
         scores = masked(scores, attn_mask, is_causal, key_lengths, window_size)
@@ -74,6 +77,11 @@ class TorchEager:
         if not return_lse:
             return output
         return output, torch.logsumexp(scores.to(wide), -1)  # (batch, q_heads, q_len)
+
+
+def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """Return softcap * tanh(scores / softcap); the scores themselves for a cap of 0 or None. Rule: `softcap.scores`."""
+    return torch.tanh(scores / softcap) * softcap if softcap else scores
 
 
 def masked(
@@ -141,11 +149,12 @@ def check_call(
     enable_gqa: bool,
     key_lengths: torch.Tensor | None = None,
     window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Raise InputError for tensors that do not fit, where torch operations would broadcast or convert in silence.
 
     Shapes as in `attnspec.spec.call.Call`. Rules: `notation.shapes`, `notation.dtypes`,
-    `mask.additive`, `grouped.heads-divide`, `key-lengths.range`, `window.range`, `contract.refusal`.
+    `mask.additive`, `grouped.heads-divide`, `key-lengths.range`, `window.range`, `softcap.range`, `contract.refusal`.
     """
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if not query.ndim == key.ndim == value.ndim == 4:
@@ -165,6 +174,8 @@ def check_call(
         check_lengths(key_lengths, query.shape[0], key.shape[2])
     if window_size is not None and (len(window_size) != 2 or min(window_size) < -1):
         raise InputError(f"window_size {window_size}: use (left, right), each 0 or more, or -1 for no bound")
+    if softcap is not None and not 0 <= softcap < math.inf:
+        raise InputError(f"softcap {softcap}: use 0 or more")
 
 
 def check_dropout(dropout_p: float) -> None:

@@ -7,6 +7,7 @@ import math
 import torch
 
 from attnspec.reference import alibi, dropout, grouped_heads, lengths, masks
+from attnspec.reference import softcap as caps
 from attnspec.reference.sinks import as_scores
 from attnspec.reference.softmax import lse, softmax
 from attnspec.spec.call import Call, Result
@@ -29,6 +30,7 @@ def attention(
     alibi_form: str = "symmetric",
     alibi_alignment: str = "upper_left",
     window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Result:
@@ -38,15 +40,16 @@ def attention(
     value_dim), of any floating dtype; a key and value batch of 1 serves every query batch. attn_mask: bool or
     additive, of a shape that broadcasts to (batch, q_heads, q_len, k_len). scale: None is 1/sqrt(head_dim).
     key_lengths: (batch,), int32 or int64, how many keys of each batch element exist; None is all. window_size: (left,
-    right), the keys around the diagonal that a row sees, -1 for no bound; None is all. sinks: (q_heads,), a score of
-    each head that joins every row's softmax; None is none. alibi_slopes: (q_heads,) or (batch, q_heads), by how much a
-    score falls with the distance from the diagonal of alibi_alignment, of the form alibi_form; None is none.
-    dropout_p: the probability that a weight is dropped; keep: which are kept, bool (batch, q_heads, q_len, k_len),
-    needed where dropout_p is not 0. Returns output (batch, q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and
-    weights (batch, q_heads, q_len, k_len), after dropout. Raises InputError where shapes or dtypes do not fit, or a
-    length, the window or dropout_p is out of range. Rules: `attention.output`, `attention.scale-default`,
-    `attention.scale-explicit`, `key-lengths.absent`, `window.bounds`, `sinks.weight`, `alibi.bias`,
-    `dropout.on-weights`, `dropout.lse`. Source: Vaswani et al. 2017, equation 1.
+    right), the keys around the diagonal that a row sees, -1 for no bound; None is all. softcap: the cap of the scaled
+    scores, 0 and None for none. sinks: (q_heads,), a score of each head that joins every row's softmax; None is none.
+    alibi_slopes: (q_heads,) or (batch, q_heads), by how much a score falls with the distance from the diagonal of
+    alibi_alignment, of the form alibi_form; None is none. dropout_p: the probability that a weight is dropped; keep:
+    which are kept, bool (batch, q_heads, q_len, k_len), needed where dropout_p is not 0. Returns output (batch,
+    q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len), after dropout.
+    Raises InputError where shapes or dtypes do not fit, or a length, the window or dropout_p is out of range. Rules:
+    `attention.output`, `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`, `window.bounds`,
+    `softcap.scores`, `softcap.lse`, `sinks.weight`, `alibi.bias`, `dropout.on-weights`, `dropout.lse`. Source: Vaswani
+    et al. 2017, equation 1.
     """
     check_inputs(query, key, value, enable_gqa)
     if key_lengths is not None:
@@ -56,7 +59,7 @@ def attention(
     query, key, value = query.double(), key.double(), value.double()
     key = grouped_heads.expand(key, query.shape[1])  # (batch, q_heads, k_len, head_dim)
     value = grouped_heads.expand(value, query.shape[1])  # (batch, q_heads, k_len, value_dim)
-    scores = scale * (query @ key.transpose(-1, -2))  # (batch, q_heads, q_len, k_len)
+    scores = caps.apply(scale * (query @ key.transpose(-1, -2)), softcap)  # (batch, q_heads, q_len, k_len)
     shape = (scores.shape[0], scores.shape[1], scores.shape[2], scores.shape[3])
     scores = scores + masks.bias(shape, attn_mask)
     if alibi_slopes is not None:
@@ -92,6 +95,7 @@ def answer(call: Call, causal_alignment: str = "upper_left", keep: torch.Tensor 
         alibi_form=call.alibi_form,
         alibi_alignment=call.alibi_alignment,
         window_size=call.window_size,
+        softcap=call.softcap,
         dropout_p=call.dropout_p,
         keep=keep,
     )

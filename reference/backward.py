@@ -7,6 +7,7 @@ import math
 import torch
 
 from attnspec.reference import alibi, dropout, grouped_heads, lengths, masks
+from attnspec.reference import softcap as caps
 from attnspec.reference.attention import check_inputs
 from attnspec.reference.sinks import as_scores
 from attnspec.reference.sinks import backward as sinks_backward
@@ -33,18 +34,20 @@ def backward(
     alibi_form: str = "symmetric",
     alibi_alignment: str = "upper_left",
     window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Gradients:
     """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, all in float64.
 
-    query to value and attn_mask to window_size are those of `attnspec.reference.attention.attention`. grad_output:
+    query to value and attn_mask to softcap are those of `attnspec.reference.attention.attention`. grad_output:
     gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
     lse, (batch, q_heads, q_len), None for 0; of any floating dtype. dropout_p: in [0, 1); keep: the bool mask that
     dropout drew in the forward, (batch, q_heads, q_len, k_len), True where a weight is kept. Hidden slots and rows
     that see no key add exactly 0. Raises InputError where shapes or dtypes do not fit. Rules: `backward.query`,
     `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.empty-row`, `backward.hidden`,
-    `backward.matches-forward`, `backward.dropout`. Source: Dao et al. 2022 (FlashAttention), appendix B.2.
+    `backward.matches-forward`, `softcap.gradient`, `backward.dropout`. Source: Dao et al. 2022
+    (FlashAttention), appendix B.2.
     """
     check_inputs(query, key, value, enable_gqa)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -59,7 +62,8 @@ def backward(
     keys = grouped_heads.expand(key.double(), query.shape[1])  # (batch, q_heads, k_len, head_dim)
     values = grouped_heads.expand(value.double(), query.shape[1])  # (batch, q_heads, k_len, value_dim)
 
-    scores = scale * (queries @ keys.transpose(-1, -2)) + masks.bias(shape, attn_mask)
+    scaled = scale * (queries @ keys.transpose(-1, -2))  # (batch, q_heads, q_len, k_len)
+    scores = caps.apply(scaled, softcap) + masks.bias(shape, attn_mask)
     if alibi_slopes is not None:
         scores = scores + alibi.of_scores(
             shape, alibi_slopes, form=alibi_form, alignment=alibi_alignment, key_lengths=key_lengths
@@ -76,10 +80,11 @@ def backward(
     grad_weights = torch.where(visible, grad_weights, 0.0)
     delta = (weights * grad_weights).sum(-1)  # (batch, q_heads, q_len)
     grad_scores = softmax_backward(weights, grad_weights, visible, grad_lse)  # (batch, q_heads, q_len, k_len)
-    grad_keys = scale * (grad_scores.transpose(-1, -2) @ queries)  # (batch, q_heads, k_len, head_dim)
+    grad_scaled = grad_scores * caps.slope(scaled, softcap)  # (batch, q_heads, q_len, k_len)
+    grad_keys = scale * (grad_scaled.transpose(-1, -2) @ queries)  # (batch, q_heads, k_len, head_dim)
     grad_values = dropped.transpose(-1, -2) @ grad_output
     return Gradients(
-        query=scale * (grad_scores @ keys),
+        query=scale * (grad_scaled @ keys),
         key=sum_readers(grad_keys, given_key),
         value=sum_readers(grad_values, given_value),
         attn_mask=mask_backward(grad_scores, attn_mask),
@@ -109,6 +114,7 @@ def gradients(call: Call, causal_alignment: str = "upper_left", keep: torch.Tens
         alibi_form=call.alibi_form,
         alibi_alignment=call.alibi_alignment,
         window_size=call.window_size,
+        softcap=call.softcap,
         dropout_p=call.dropout_p,
         keep=keep,
     )

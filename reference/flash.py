@@ -44,6 +44,7 @@ def flash_attention(
     window_size: tuple[int, int] | None = None,
     alibi_slopes: torch.Tensor | None = None,
     alibi_form: str = "symmetric",
+    softcap: float | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
     weights: torch.dtype | None = None,
@@ -53,13 +54,13 @@ def flash_attention(
     Inputs: as `attnspec.reference.attention.attention` takes them. key_lengths: (batch,) integers; keys at and beyond
     key_lengths[b] are not there: whatever that memory holds stays out, and the lower right corner of the causal
     triangle is at the last key that is there. window_size: (left, right), the keys around the diagonal that a row
-    sees, -1 for no bound. tile: rows and keys of a tile, each 1 or more. weights: the dtype to which each exp(s - m)
-    is rounded once before it multiplies the value; None is `accumulate`. Returns output (batch, q_heads, q_len,
-    value_dim) and lse (batch, q_heads, q_len) in `accumulate`; a row that sees no key has output 0 and lse -inf. Extra
-    memory: a few tiles, for each batch element and head. Raises InputError where the arguments do not fit. Rules:
-    `flash.tile-independent`, `flash.memory`, `attention.output`, `softmax.lse`, `mask.fully-masked-row`. Source: Dao
-    et al. 2022, algorithm 1; Dao 2023, algorithm 1; Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021,
-    sections 2 and 3.
+    sees, -1 for no bound. softcap: the cap of the scaled scores, 0 and None for none. tile: rows and keys of a tile,
+    each 1 or more. weights: the dtype to which each exp(s - m) is rounded once before it multiplies the value; None is
+    `accumulate`. Returns output (batch, q_heads, q_len, value_dim) and lse (batch, q_heads, q_len) in `accumulate`; a
+    row that sees no key has output 0 and lse -inf. Extra memory: a few tiles, for each batch element and head. Raises
+    InputError where the arguments do not fit. Rules: `flash.tile-independent`, `flash.memory`, `attention.output`,
+    `softmax.lse`, `mask.fully-masked-row`. Source: Dao et al. 2022, algorithm 1; Dao 2023, algorithm 1; Milakov and
+    Gimelshein 2018, algorithm 3; Rabe and Staats 2021, sections 2 and 3.
     """
     call = tiles(
         query,
@@ -74,6 +75,7 @@ def flash_attention(
         window_size=window_size,
         alibi_slopes=alibi_slopes,
         alibi_form=alibi_form,
+        softcap=softcap,
         accumulate=accumulate,
     )
     check_tile(tile)
@@ -147,6 +149,7 @@ def flash_backward(
     window_size: tuple[int, int] | None = None,
     alibi_slopes: torch.Tensor | None = None,
     alibi_form: str = "symmetric",
+    softcap: float | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
 ) -> Gradients:
@@ -156,7 +159,8 @@ def flash_backward(
     (batch, q_heads, q_len): its result. grad_output, grad_lse: of their shapes. With P = exp(S - lse) and delta =
     rowsum(dO o O) - grad_lse:
 
-        dV = P^T dO,  dP = dO V^T,  dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q,  dbias = dS
+        dV = P^T dO,  dP = dO V^T,  dbias = P o (dP - delta),  dS = dbias o (1 - tanh^2)
+        dQ = scale dS K,  dK = scale dS^T Q
 
     each summed over the query heads of a group and over what was broadcast. Rows that see no key have lse -inf, hence
     P = 0 and no part in any gradient. Returns the gradients in `accumulate`. Extra memory: one number a row, and a few
@@ -176,6 +180,7 @@ def flash_backward(
         window_size=window_size,
         alibi_slopes=alibi_slopes,
         alibi_form=alibi_form,
+        softcap=softcap,
         accumulate=accumulate,
     )
     check_tile(tile)
@@ -196,10 +201,11 @@ def flash_backward(
             weights = recompute(call.scores(rows, keys), lse[..., rows].to(accumulate))
             grad_weights = torch.einsum("bhgqd,bhkd->bhgqk", grad_row, value_tile)
             grad_scores = weights * (grad_weights - delta[..., rows, None])
-            grad_query[..., rows, :] += call.scale * torch.einsum("bhgqk,bhkd->bhgqd", grad_scores, key_tile)
+            grad_scaled = call.below_cap(grad_scores, rows, keys)
+            grad_query[..., rows, :] += call.scale * torch.einsum("bhgqk,bhkd->bhgqd", grad_scaled, key_tile)
             add(
                 grad_key[..., keys, :],
-                call.scale * torch.einsum("bhgqk,bhgqd->bhkd", grad_scores, call.query_tile(rows)),
+                call.scale * torch.einsum("bhgqk,bhgqd->bhkd", grad_scaled, call.query_tile(rows)),
             )
             add(grad_value[..., keys, :], torch.einsum("bhgqk,bhgqd->bhkd", weights, grad_row))
             if grad_mask is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.reference import masks, windows
+from attnspec.reference import softcap as caps
 from attnspec.reference.alibi import check_slopes
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.errors import InputError
@@ -39,6 +40,7 @@ class Tiles:
     slopes: torch.Tensor | None
     alibi_form: str
     scale: float
+    softcap: float | None
     accumulate: torch.dtype
 
     def query_tile(self, rows: slice) -> torch.Tensor:
@@ -54,16 +56,25 @@ class Tiles:
         return self._there(self.value, keys)
 
     def scores(self, rows: slice, keys: slice) -> torch.Tensor:
-        """Return scale * q.k + bias of a tile, -inf where the key is hidden: (batch, kv_heads, group, rows, keys).
+        """Return capped scale * q.k + bias of a tile, -inf where the key is hidden: (batch, kv_heads, group, rows,
+        keys).
 
-        Rules: `attention.output`, `mask.bias-then-mask`, `alibi.bias`.
+        Rules: `attention.output`, `softcap.scores`, `mask.bias-then-mask`, `alibi.bias`.
         """
-        scores = self.scale * torch.einsum("bhgqd,bhkd->bhgqk", self.query_tile(rows), self.key_tile(keys))
+        scores = caps.apply(self.scaled(rows, keys), self.softcap)
         if self.attn_mask is not None and self.attn_mask.dtype != torch.bool:
             scores = scores + self.attn_mask[..., rows, keys].to(self.accumulate)
         if self.slopes is not None:
             scores = scores - self.slopes * self._distance(rows, keys)
         return torch.where(self.visible(rows, keys), scores, -torch.inf)
+
+    def scaled(self, rows: slice, keys: slice) -> torch.Tensor:
+        """Return scale * q.k of a tile, (batch, kv_heads, group, rows, keys)."""
+        return self.scale * torch.einsum("bhgqd,bhkd->bhgqk", self.query_tile(rows), self.key_tile(keys))
+
+    def below_cap(self, grad_scores: torch.Tensor, rows: slice, keys: slice) -> torch.Tensor:
+        """Return the gradient of the scaled scores of a tile from that of the capped ones. Rule: `softcap.gradient`."""
+        return grad_scores * caps.slope(self.scaled(rows, keys), self.softcap) if self.softcap else grad_scores
 
     def visible(self, rows: slice, keys: slice) -> torch.Tensor:
         """Return which keys of a tile take part, bool, of a shape that broadcasts to the scores.
@@ -116,6 +127,7 @@ def tiles(
     window_size: tuple[int, int] | None,
     alibi_slopes: torch.Tensor | None,
     alibi_form: str,
+    softcap: float | None,
     accumulate: torch.dtype,
 ) -> Tiles:
     """Return the call as it is cut into tiles. No tensor is copied.
@@ -150,6 +162,7 @@ def tiles(
         slopes=None if alibi_slopes is None else slopes_of(alibi_slopes, batch, groups, accumulate),
         alibi_form=alibi_form,
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        softcap=softcap,
         accumulate=accumulate,
     )
 

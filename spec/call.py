@@ -21,11 +21,12 @@ class Call:
     any shape that broadcasts to (batch, q_heads, q_len, k_len). dropout_p: the probability that a weight is dropped, 0
     to 1. scale: None is 1/sqrt(head_dim). key_lengths: (batch,), int32, how many keys of each batch element exist;
     None is all. window_size: (left, right), how many keys before and after the one on its diagonal a row sees, -1 for
-    any number; None for all. sinks: (q_heads,), a score of each head that takes a share of every row's weight.
-    alibi_slopes: (q_heads,) or (batch, q_heads), by how much a score falls with each step from the diagonal, and
-    alibi_form, alibi_alignment: what a step is (dialects, which no kernel is told). grad_output: (batch, q_heads,
-    q_len, value_dim), of the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what flows back
-    from a loss, where gradients are asked for. Rules: chapter "notation".
+    any number; None for all. softcap: c of c tanh(s / c), taken of the scaled scores before bias and masks; 0 and None
+    are none. sinks: (q_heads,), a score of each head that takes a share of every row's weight. alibi_slopes:
+    (q_heads,) or (batch, q_heads), by how much a score falls with each step from the diagonal, and alibi_form,
+    alibi_alignment: what a step is (dialects, which no kernel is told). grad_output: (batch, q_heads, q_len,
+    value_dim), of the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what flows back from a
+    loss, where gradients are asked for. Rules: chapter "notation".
     """
 
     query: torch.Tensor
@@ -43,6 +44,7 @@ class Call:
     alibi_slopes: torch.Tensor | None = None
     alibi_form: str = "symmetric"
     alibi_alignment: str = "upper_left"
+    softcap: float | None = None
     grad_output: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
 

@@ -30,10 +30,12 @@ FEATURES = {
     "dropout_p": "dropout on the weights",
     "window_size": "a window of keys around the diagonal",
     "alibi_slopes": "a bias that falls with the distance, by a slope for each head",
+    "softcap": "scores capped by a tanh",
 }
 LATER = (  # what no default claims: a backend declares it by name
     "key_lengths",
     "window_size",
+    "softcap",
     "sinks",
     "alibi_slopes",
     "backward",

@@ -32,15 +32,9 @@ MASK_CONTENTS = (
 RANGES = dict.fromkeys(("head_dim", "value_dim", "q_heads", "kv_heads"), (1, 65536))  # field: smallest, largest
 RANGES |= dict.fromkeys(("q_len", "k_len", "batch", "kv_batch"), (0, 65536)) | {"seed": (0, 2**63 - 1)}
 FOLLOWS = {"value_dim": "head_dim", "kv_batch": "batch", "kv_heads": "q_heads"}  # field: the one it defaults to
-FINITE_CONTENTS = (
-    "low",
-    "sentinel",
-    "low_rows",
-)  # of a float mask: finite, so that nothing is hidden
+FINITE_CONTENTS = ("low", "sentinel", "low_rows")  # of a float mask: finite, so that nothing is hidden
 KEYS = ("normal", "equal", "growing", "falling")
 VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny")
-
-
 LENGTHS = ("ragged", "zero", "full")
 SINKS = ("normal", "high", "low")
 GRADS = ("output", "lse")
@@ -88,12 +82,12 @@ class Problem:
     batch, kv_batch (batch, or 1 to broadcast), q_heads, kv_heads, q_len, k_len, head_dim, value_dim: sizes. dtype: of
     all tensors. mask, causal (`upper_left`, `lower_right`), scale: options of the call. dropout: its `dropout_p`, 0 to
     1; None, and 0, is none. key_lengths: how many keys exist, see `golden.inputs`; None is all. window: the call's
-    `window_size`, with a corner where there is no causal triangle to give it one. sinks: how the sinks of the heads
-    lie to the scores, see `golden.inputs`; None is none. alibi: what its `alibi_slopes` mean; None is none. grad:
-    through what gradients flow back, `output`, or `lse` for both output and lse; None asks for none. scores: factor on
-    the query, so the standard deviation of the scaled scores at the default scale. shift: added to every scaled score.
-    keys, values: distributions of the key and value tensors, see `golden.inputs`. seed: of the inputs. Raises
-    InputError where they do not fit each other.
+    `window_size`, with a corner where there is no causal triangle to give it one. softcap: the call's; None, and 0, is
+    none. sinks: how the sinks of the heads lie to the scores, see `golden.inputs`; None is none. alibi: what its
+    `alibi_slopes` mean; None is none. grad: through what gradients flow back, `output`, or `lse` for both output and
+    lse; None asks for none. scores: factor on the query, so the standard deviation of the scaled scores at the default
+    scale. shift: added to every scaled score. keys, values: distributions of the key and value tensors, see
+    `golden.inputs`. seed: of the inputs. Raises InputError where they do not fit each other.
     """
 
     q_len: int
@@ -113,6 +107,7 @@ class Problem:
     sinks: str | None = None
     window: Window | None = None
     alibi: Alibi | None = None
+    softcap: float | None = None
     grad: str | None = None
     scores: float = 1.0
     shift: float = 0.0
@@ -137,7 +132,10 @@ class Problem:
                 raise InputError(f"{name} is {getattr(self, name)}: use a finite number")
         if self.dropout is not None and not 0 <= self.dropout <= 1:
             raise InputError(f"dropout is {self.dropout}: use a probability from 0 to 1")
-        object.__setattr__(self, "dropout", self.dropout or None)
+        if self.softcap is not None and not 0 <= self.softcap < math.inf:
+            raise InputError(f"softcap is {self.softcap}: use a number of 0 or more")
+        for name in ("dropout", "softcap"):
+            object.__setattr__(self, name, getattr(self, name) or None)
         if self.causal not in (None, *CAUSAL_ALIGNMENTS):
             raise InputError(f"causal is {self.causal!r}: use one of {', '.join(CAUSAL_ALIGNMENTS)}")
         if self.key_lengths not in (None, *LENGTHS):
@@ -223,6 +221,7 @@ class Problem:
             "sinks": self.sinks is not None,
             "window_size": self.window is not None,
             "alibi_slopes": self.alibi is not None,
+            "softcap": self.softcap is not None,
             "backward": self.grad is not None,
             "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
@@ -289,6 +288,7 @@ TOKENS = {  # field: token, in the order of the string
     "sinks": "sinks",
     "window": "window",
     "alibi": "alibi",
+    "softcap": "softcap",
     "grad": "grad",
     "scores": "scores",
     "shift": "shift",
@@ -307,6 +307,7 @@ READERS: dict[str, Any] = dict.fromkeys(TOKENS, _whole) | {
     "sinks": lambda text: text or "normal",
     "window": Window.parse,
     "alibi": Alibi.parse,
+    "softcap": _number,
     "grad": lambda text: text or "output",
     "scores": _number,
     "shift": _number,

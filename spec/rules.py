@@ -28,6 +28,7 @@ CHAPTERS = (  # file names without .md, in reading order
     "rope",
     "position-bias",
     "document-masks",
+    "softcap",
     "flash-attention",
     "context-parallel",
     "latent",

@@ -78,6 +78,7 @@ NEEDS = {  # a problem that needs the feature and as little else as can be
     "dropout_p": "q=4/k=6/d=8/dropout=0.5",
     "window_size": "q=6/k=6/d=8/window=2.1",
     "sinks": "hq=2/q=4/k=6/d=8/sinks",
+    "softcap": "q=4/k=6/d=8/softcap=2",
 }
 GRADIENTS = (  # each shape with an option of the forward pass that the backward pass must keep to
     "q=17/k=33/d=16/causal",

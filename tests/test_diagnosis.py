@@ -49,6 +49,13 @@ SHOWING = (  # problems on one of which every mistake shows; {} is a dtype
     "b=2/hq=2/q=33/k=33/d=64/dtype={}/scores=1000/causal/seed=1",
     "b=2/hq=2/q=45/k=45/d=64/dtype={}/mask=float.bhqk.low/causal/seed=1",
 )
+SHOWING_MODIFIED = (  # the same, for options that no default claims
+    "b=2/hq=2/q=33/k=70/d=64/dtype={}/window=7.2/seed=1",
+    "b=2/hq=2/q=33/k=70/d=64/dtype={}/causal/window=7.2/seed=1",
+    "b=2/hq=2/q=33/k=70/d=64/dtype={}/softcap=1.5/scores=4/seed=1",
+    "b=2/hq=2/q=33/k=70/d=64/dtype={}/mask=float.bhqk.random/softcap=1.5/scores=4/seed=1",
+)
+MODIFIERS = ("window_size", "softcap")  # which no default claims
 HARMLESS = {  # in a 16-bit dtype: an honest kernel may do so, or the store of the output hides most of it
     "sum-in-bfloat16",
     "weights-in-bfloat16",
@@ -73,8 +80,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def kernel_of(run: Callable[..., Any], dtype: str = "float32") -> Kernel:
-    return Kernel("made here", "made here", run, Capabilities(dtypes=(dtype,)), inferred=True)
+def kernel_of(run: Callable[..., Any], dtype: str = "float32", more: tuple[str, ...] = ()) -> Kernel:
+    declared = Capabilities(features=(*Capabilities().features, *more), dtypes=(dtype,))
+    return Kernel("made here", "made here", run, declared, inferred=True)
 
 
 def mistaken(mistake: Mistake, dtype: str) -> Kernel:
@@ -86,7 +94,7 @@ def mistaken(mistake: Mistake, dtype: str) -> Kernel:
         assert lse is not None
         return Result(output.to(query.dtype), lse.float())
 
-    return kernel_of(run, dtype)
+    return kernel_of(run, dtype, MODIFIERS)
 
 
 def mutant(*changes: tuple[str, str], base: str = "plain") -> Kernel:
@@ -102,7 +110,7 @@ def mutant(*changes: tuple[str, str], base: str = "plain") -> Kernel:
 
 def failing(kernel: Kernel, dtype: str = "float32", shows: Callable[[Call], bool] = lambda call: True) -> Case:
     """The first case that the kernel fails, among those that can show its mistake."""
-    for problem in SHOWING:
+    for problem in (*SHOWING, *SHOWING_MODIFIED):
         case = case_named(f"lse_stays_within_budget/{problem.format(dtype)}")
         if not shows(make_call(case.problem).but(return_lse=True)):
             continue

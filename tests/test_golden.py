@@ -49,6 +49,7 @@ MUST_RULES = {
     "accuracy": ("output-within-budget", "lse-within-budget", "gradients-within-budget", "overflow"),
     "key-lengths": ("visible", "causal", "zero"),
     "window": ("bounds", "corner", "causal", "combine"),
+    "softcap": ("scores", "bias", "lse", "gradient"),
     "backward": (
         "query",
         "key",

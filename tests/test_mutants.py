@@ -93,6 +93,7 @@ FAULT_KINDS = (  # of the survey's examples, those that a call with dense tensor
     "silently-ignored-argument",
     "sink-double-count",
     "sink-with-empty-tile",
+    "softcap-order",
     "split-kv-merge",
     "split-kv-merge-uninitialised",
     "tail-tile-not-masked",

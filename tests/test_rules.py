@@ -32,6 +32,7 @@ PREFIXES = {  # chapter: the first words of its rules
     "rope": "rope",
     "position-bias": ("alibi", "relative-bias"),
     "document-masks": ("document-mask", "prefix-lm"),
+    "softcap": "softcap",
     "flash-attention": "flash",
     "context-parallel": "context-parallel",
     "latent": "latent",

@@ -199,6 +199,8 @@ def without_one_option(problem: Problem) -> Iterator[tuple[str, str, Problem]]:
         yield "accuracy.gradients-overflow", "large values", p.but(values="normal")
     if p.key_lengths is not None:
         yield "key-lengths.visible", "key_lengths", p.but(key_lengths=None)
+    if p.softcap is not None:
+        yield "softcap.gradient", "softcap", p.but(softcap=None)
     if p.window is not None:
         yield "backward.matches-forward", "window_size", p.but(window=None)
     if p.causal is not None:

@@ -41,6 +41,8 @@ def broken_rule(problem: Problem, call: Call, read: torch.Tensor) -> str:
     dropped, `mask.combine`. Else the rule of the option there is; of both, the mask's where the triangle is respected.
     """
     expected = visible_set(problem, call)
+    if problem.softcap:
+        return "softcap.bias"  # with Q = 0 a cap does nothing, but to what is hidden before it
     if problem.window and (rule := broken_window_rule(problem, call, read)):
         return rule
     if problem.key_lengths and (rule := broken_length_rule(problem, call, read)):

@@ -41,6 +41,8 @@ def _problems(case: Problem, corner: str) -> Iterator[Problem]:
         yield base.but(scale=scale)
     for size, causal in product(((5, 0), (2, 7)), (None, corner)):
         yield base.but(window=Window(*size, None if causal else corner), causal=causal, q_len=37)
+    for mask, causal in product((None, Mask("float", "bhqk", "random")), (None, corner)):
+        yield base.but(softcap=1.5, scores=4.0, mask=mask, causal=causal)
     yield base.but(value_dim=24 if case.head_dim != 24 else 40)
     for head_dim in HEAD_DIMS:
         yield base.but(head_dim=head_dim)

@@ -18,6 +18,7 @@ from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.row_errors import lse_error, output_error
 from attnspec.conformance.rows import Rows, score_ties
+from attnspec.reference import softcap as caps
 from attnspec.spec.call import Call, Result
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, Format, format_of
 
@@ -109,7 +110,10 @@ def rows_of(trace: Trace, call: Call, accuracy: str, total: torch.Tensor) -> Row
     """Return all rows of all heads as one block; total: sum of the weights, (batch, q_heads, q_len, 1)."""
     p = torch.where(total > 0, trace.weights.nan_to_num(0.0) / total.clamp_min(1e-300), 0.0).flatten(0, 1)
     seen = trace.visible.flatten(0, 1)
-    s, z = (torch.where(seen, x.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0), 0.0) for x in (trace.scaled, trace.biased))
+    s, y, z = (
+        torch.where(seen, x.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0), 0.0)
+        for x in (trace.scaled, trace.capped, trace.biased)
+    )
     top = torch.where(seen, z, -torch.inf).amax(-1, keepdim=True)
     query, key, value = (x.flatten(0, 1) for x in (trace.query, trace.key, trace.value))
     v = torch.where((p > 0).any(-2)[..., None], value, 0.0)
@@ -118,6 +122,8 @@ def rows_of(trace: Trace, call: Call, accuracy: str, total: torch.Tensor) -> Row
     log_sum = torch.zeros_like(top) if trace.result.lse is None else trace.result.lse.flatten(0, 1)[..., None]
     return Rows(
         s=s,
+        y=y,
+        slope=caps.slope(s, call.softcap) if call.softcap else torch.ones(()).double(),
         z=z,
         p=p,
         v=v / unit,
@@ -131,6 +137,7 @@ def rows_of(trace: Trace, call: Call, accuracy: str, total: torch.Tensor) -> Row
         scale=trace.scale,
         head_dim=call.query.shape[-1],
         arithmetic=arithmetic_of(format_of(call.query.dtype), accuracy),
+        softcap=call.softcap or 0.0,
     )
 
 

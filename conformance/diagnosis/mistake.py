@@ -54,6 +54,21 @@ def causal_and_windowed(call: Call) -> bool:
     return causal(call) and windowed(call)
 
 
+def capped(call: Call) -> bool:
+    """The call has a softcap."""
+    return bool(call.softcap)
+
+
+def capped_and_biased(call: Call) -> bool:
+    """The call has a softcap and an additive `attn_mask`."""
+    return capped(call) and biased(call)
+
+
+def capped_with_lse(call: Call) -> bool:
+    """The call has a softcap and asks for the lse."""
+    return capped(call) and with_lse(call)
+
+
 def hiding(call: Call) -> bool:
     """The call can hide keys."""
     return causal(call) or masked(call) or windowed(call)

@@ -8,7 +8,8 @@ from attnspec.conformance.diagnosis.reading import READING
 from attnspec.conformance.diagnosis.rounding import ROUNDING
 from attnspec.conformance.diagnosis.sinking import SINKING
 from attnspec.conformance.diagnosis.slopes import SLOPES
+from attnspec.conformance.diagnosis.softcap import SOFTCAP
 from attnspec.conformance.diagnosis.weighing import WEIGHING
 from attnspec.conformance.diagnosis.windows import WINDOWS
 
-CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WINDOWS, *SLOPES, *SINKING, *WEIGHING, *READING, *ROUNDING)
+CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WINDOWS, *SOFTCAP, *SLOPES, *SINKING, *WEIGHING, *READING, *ROUNDING)

@@ -10,6 +10,7 @@ import torch
 
 from attnspec.conformance.budget import positions_of
 from attnspec.reference import grouped_heads, masks
+from attnspec.reference import softcap as caps
 from attnspec.reference import softmax as plain
 from attnspec.spec.call import Call, Result
 
@@ -43,6 +44,11 @@ def heads(x: torch.Tensor, q_heads: int) -> torch.Tensor:
 def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
     """Scaled scores (batch, q_heads, q_len, k_len). Rule: `attention.output`."""
     return scale * (query @ key.transpose(-1, -2))
+
+
+def cap(scores: torch.Tensor, softcap: float, scale: float) -> torch.Tensor:
+    """The scaled scores, capped; scale: that of the call. Rule: `softcap.scores`."""
+    return caps.apply(scores, softcap)
 
 
 def mask(call: Call, shape: Shape) -> torch.Tensor | None:
@@ -127,6 +133,9 @@ class Steps:
     key_heads: Callable[[torch.Tensor, int], torch.Tensor] = heads
     value_heads: Callable[[torch.Tensor, int], torch.Tensor] = heads
     scores: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = scores
+    cap: Callable[[torch.Tensor, float, float], torch.Tensor] = cap
+    cap_all: Callable[[torch.Tensor, float], torch.Tensor] = lambda scores, softcap: scores
+    lse_of_scaled: bool = False  # the lse knows no cap
     mask: Callable[[Call, Shape], torch.Tensor | None] = mask
     bias: Callable[[torch.Tensor, float], torch.Tensor | float] = bias
     position: Callable[[Call, Shape], torch.Tensor | float] = position
@@ -145,9 +154,9 @@ class Steps:
 class Trace:
     """What the steps gave, all float64 but `visible`.
 
-    query, key, value: (batch, q_heads, length, dim). scaled, biased: scores (batch, q_heads, q_len, k_len) before and
-    after the bias; visible, weights: of the same shape. output: (batch, q_heads, q_len, value_dim); lse: (batch,
-    q_heads, q_len).
+    query, key, value: (batch, q_heads, length, dim). scaled, capped, biased: scores (batch, q_heads, q_len, k_len),
+    with the cap, with the bias; visible, weights: of the same shape. output: (batch, q_heads, q_len, value_dim); lse:
+    (batch, q_heads, q_len).
     """
 
     call: Call
@@ -156,6 +165,7 @@ class Trace:
     key: torch.Tensor
     value: torch.Tensor
     scaled: torch.Tensor
+    capped: torch.Tensor
     biased: torch.Tensor
     visible: torch.Tensor
     weights: torch.Tensor
@@ -178,8 +188,10 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
     shape = (batch, q_heads, q_len, k_len)
     scaled = steps.scores(query, key, scale)
     mask = steps.mask(call, shape)
-    biased = scaled if mask is None else scaled + steps.bias(mask, scale)
+    capped = steps.cap(scaled, call.softcap, scale) if call.softcap else scaled
+    biased = capped if mask is None else capped + steps.bias(mask, scale)
     biased = biased + steps.position(call, shape)
+    biased = steps.cap_all(biased, call.softcap) if call.softcap else biased
     positions = torch.arange(q_len)[:, None], torch.arange(k_len)
     slots = torch.ones(shape, dtype=torch.bool)
     if call.window_size is not None:
@@ -189,7 +201,8 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
         steps.triangle(*positions, offset) if call.is_causal else None,
         slots,
     )
-    hidden = steps.sink(call, steps.hide(biased, seen))
-    weights = steps.weights(hidden)[..., :k_len]
-    result = Result(steps.output(weights, value), steps.lse(hidden))
-    return Trace(call, scale, query, key, value, scaled, biased, seen, weights, result)
+    hidden = steps.hide(biased, seen)
+    weights = steps.weights(steps.sink(call, hidden))[..., :k_len]
+    uncapped = hidden - capped + scaled if steps.lse_of_scaled else hidden
+    result = Result(steps.output(weights, value), steps.lse(steps.sink(call, uncapped)))
+    return Trace(call, scale, query, key, value, scaled, capped, biased, seen, weights, result)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from attnspec.conformance.covering import array, modified
-from attnspec.conformance.problems import alibi, forward, sinks, windows
+from attnspec.conformance.problems import alibi, forward, sinks, softcap, windows
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES, LARGEST_TILE, RAGGED
 from attnspec.spec.problem import Mask, Problem
 
@@ -56,6 +56,7 @@ def passes(level: str) -> Iterator[Problem]:
     yield from sinks.backwards(level)
     yield from alibi.backwards(level)
     yield from windows.passes(level)
+    yield from softcap.passes(level)
     if level == "full":
         for length, corner in product((1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 129), (None, *CORNERS)):
             yield base.but(q_len=length, k_len=length + 3, causal=corner, seed=2)

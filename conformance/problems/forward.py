@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from attnspec.conformance.problems import lengths, windows
+from attnspec.conformance.problems import lengths, softcap, windows
 from attnspec.conformance.problems.sizes import BOOL_SHAPES, CORNERS, DTYPES, LARGEST_TILE, RAGGED
 from attnspec.spec.problem import Mask, Problem
 
@@ -33,6 +33,7 @@ def visible_sets(level: str) -> Iterator[Problem]:
         yield base.but(batch=2, q_heads=2, q_len=21, k_len=43, dtype=dtype, causal=causal, mask=mask)
     yield from lengths.ragged(level)
     yield from windows.visible_sets(level)
+    yield from softcap.visible_sets(level)
     if level == "full":
         for length, causal in product(range(1, 2 * LARGEST_TILE + 7), (None, *CORNERS)):
             if causal != "lower_right":  # the same as upper_left where the lengths are equal
@@ -152,3 +153,4 @@ def hiding(level: str) -> Iterator[Problem]:
             yield base.but(dtype=dtype, mask=Mask(kind, shape, content))
         yield base.but(dtype=dtype, causal="upper_left")
     yield from windows.hiding(level)
+    yield from softcap.hiding(level)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from attnspec.conformance.covering import array, modified
-from attnspec.conformance.problems import alibi, sinks, windows
+from attnspec.conformance.problems import alibi, sinks, softcap, windows
 from attnspec.conformance.problems.sizes import CORNERS, DTYPES
 from attnspec.spec.problem import Mask, Problem
 
@@ -49,6 +49,7 @@ def regimes(level: str) -> Iterator[Problem]:
     yield from sinks.calls(level)
     yield from alibi.calls(level)
     yield from windows.regimes(level)
+    yield from softcap.regimes(level)
     if level == "full":
         yield from coarse_grid()
 

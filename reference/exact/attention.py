@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnspec.reference.exact.head import attend
-from attnspec.reference.exact.inputs import checked_input, checked_scale
+from attnspec.reference.exact.inputs import checked_input, checked_scale, checked_softcap
 from attnspec.reference.exact.scale import scale_of
 from attnspec.reference.exact.visibility import UPPER_LEFT
 from attnspec.spec.dtypes import FLOAT64, Format
@@ -36,6 +36,7 @@ def attention(
     key_lengths: NDArray[np.integer] | None = None,
     sinks: NDArray[np.floating] | None = None,
     window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactResult:
     """Return attention and its log-sum-exp, each entry the true real number rounded once to `rounded_to`.
@@ -48,6 +49,7 @@ def attention(
     What key, value and attn_mask hold beyond is not read. The lower-right corner lies at each one's own last key.
     sinks: (q_heads,), a score of each head that joins every row's softmax and has no value; -inf is none.
     window_size: (left, right), the keys around the diagonal that a row sees, -1 for an open side; None is all.
+    softcap: c of c tanh(s / c), taken of the scaled scores before the bias; 0 and None are none.
     scale: None is the real number 1/sqrt(head_dim), another is its exact float64 value.
     A row that sees no key has output 0 and lse -inf; zeros are +0. lse is the natural logarithm.
 
@@ -71,9 +73,11 @@ def attention(
         window_size=window_size,
     )
     factor = scale_of(checked_scale(scale), given.query.shape[3])
+    cap = checked_softcap(softcap)
     output = np.zeros(given.output_shape)
     lse = np.full(given.output_shape[:3], -math.inf)
     for batch, head in np.ndindex(given.output_shape[:2]):
         name = f"batch {batch}, head {head}"
-        output[batch, head], lse[batch, head] = attend(given.head(batch, head), factor, rounded_to, name)
+        found = attend(given.head(batch, head), factor, rounded_to, name, cap)
+        output[batch, head], lse[batch, head] = found
     return ExactResult(output, lse)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from attnspec.reference.exact.dropout import keep_factor
 from attnspec.reference.exact.gradient_ties import Addend, factor_ball, settle
 from attnspec.reference.exact.head_gradient import HeadGradient, ball_matrix, exact
-from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale
-from attnspec.reference.exact.precision import first_precision, working_precision
+from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale, checked_softcap
+from attnspec.reference.exact.precision import PRECISION_CAP, UndecidedError, first_precision, working_precision
 from attnspec.reference.exact.rounding import round_ball
 from attnspec.reference.exact.scale import Scale, scale_of
 from attnspec.reference.exact.visibility import UPPER_LEFT
@@ -61,6 +61,7 @@ def backward(
     window_size: tuple[int, int] | None = None,
     dropout_p: float = 0.0,
     keep: NDArray[np.bool_] | None = None,
+    softcap: float | None = None,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
     """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, each rounded once.
@@ -95,9 +96,10 @@ def backward(
     grad_lse = _checked_gradient("grad_lse", np.zeros(lse_shape) if grad_lse is None else grad_lse, lse_shape, seeing)
     factor = scale_of(checked_scale(scale), given.query.shape[3])
     drops = None if keep is None else _dropped(dropout_p, keep, given.visible.shape)
+    cap = checked_softcap(softcap)
     heads = {
         (b, h): HeadGradient(
-            given.head(b, h), grad_output[b, h], grad_lse[b, h], factor, None if drops is None else drops[b, h]
+            given.head(b, h), grad_output[b, h], grad_lse[b, h], factor, None if drops is None else drops[b, h], cap
         )
         for b, h in np.ndindex(lse_shape[:2])
     }
@@ -105,7 +107,8 @@ def backward(
     additive = attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_
     mask = entries_of(np.shape(attn_mask), slots, given.visible.shape) if additive else None  # type: ignore[arg-type]
     sink = None if sinks is None else sink_entries_of(given.visible.shape)
-    return _CallGradient(given, heads, factor, mask, sink).rounded(rounded_to)
+    gradient = _CallGradient(given, heads, factor, mask, sink)
+    return gradient.rounded_by_balls(rounded_to) if cap else gradient.rounded(rounded_to)
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,40 @@ class _CallGradient:
                 sinks=None if sinks is None else settled("sinks", sinks, self._addends_of(self.sinks), ONE),
             )
 
+    def rounded_by_balls(self, fmt: Format) -> ExactGradients:
+        """Return the gradients, rounded to `fmt`, by balls alone: all of them again, twice as narrow, until each one is
+        decided. For capped scores, of which `gradient_ties` knows nothing. Raises UndecidedError at the cap."""
+        bits = first_precision(fmt, self.given.visible.size)
+        while True:
+            with working_precision(bits):
+                found = self._balls()
+                if self.sinks is not None:
+                    query, key, value, *terms = found
+                    found = (query, key[:, :, :-1], value[:, :, :-1], *terms)  # type: ignore[assignment]
+                rounded = [
+                    None if balls is None else [round_ball(ball, fmt) for ball in balls.ravel().tolist()]
+                    for balls in found
+                ]
+            if not any(numbers is not None and None in numbers for numbers in rounded):
+                break
+            if bits >= PRECISION_CAP:
+                raise UndecidedError(f"gradients of capped scores: not decided at {bits} bits")
+            bits = min(2 * bits, PRECISION_CAP)
+        arrays = [
+            None if balls is None else np.array(numbers, dtype=np.float64).reshape(balls.shape)
+            for balls, numbers in zip(found, rounded, strict=True)
+        ]
+        return ExactGradients(*arrays)  # type: ignore[arg-type]
+
     def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None, Balls | None]:
         """Return the gradients of query, key, value, attn_mask and sinks as balls of the working precision."""
         query, key, value = (_zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
         mask, sinks = (None if term is None else _zeros(term.shape) for term in (self.mask, self.sinks))
         for (b, h), head in self.heads.items():
-            weights, grad_scores = head.weights_and_grad_scores()
+            weights, grad_scores, grad_scaled = head.weights_and_grad_scores()
             source = self._source(b, h)
-            query[b, h] = _entries(grad_scores * ball_matrix(head.given.key))
-            key[source] += _entries(grad_scores.transpose() * ball_matrix(head.given.query))
+            query[b, h] = _entries(grad_scaled * ball_matrix(head.given.key))
+            key[source] += _entries(grad_scaled.transpose() * ball_matrix(head.given.query))
             value[source] += _entries(weights.transpose() * ball_matrix(head.grad_output))
             for term, total in ((self.mask, mask), (self.sinks, sinks)):
                 if term is not None and total is not None:

@@ -9,11 +9,12 @@ import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import NDArray
 
+from attnspec.reference.exact.capped import capped_scores
 from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
 from attnspec.reference.exact.precision import first_precision, working_precision
 from attnspec.reference.exact.rounding import round_ball
 from attnspec.reference.exact.scale import Scale
-from attnspec.reference.exact.scores import Scores, exact_scores
+from attnspec.reference.exact.scores import HeadScores, exact_scores
 from attnspec.reference.exact.ties import GroupedRow, groups_of_row
 from attnspec.spec.dtypes import Format
 
@@ -33,13 +34,15 @@ class HeadInput:
     visible: NDArray[np.bool_]
 
 
-def attend(head: HeadInput, scale: Scale, fmt: Format, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def attend(
+    head: HeadInput, scale: Scale, fmt: Format, name: str, softcap: float = 0.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return output (q_len, value_dim) and lse (q_len,) of one head, rounded to `fmt`.
 
     A row that sees no key has output 0 and lse -inf (rule `mask.fully-masked-row`). Raises UndecidedError, which names
     the entry of head `name`, where the precision cap does not decide a rounding.
     """
-    scores = exact_scores(head.query, head.key, head.bias, scale)
+    scores = scores_of(head, scale, softcap)
     value = dyadic_matrix(head.value)
     keys_of_row = [np.flatnonzero(row).tolist() for row in head.visible]
     start = first_precision(fmt, len(head.key))
@@ -58,8 +61,15 @@ def attend(head: HeadInput, scale: Scale, fmt: Format, name: str) -> tuple[NDArr
     return np.array(outputs, dtype=np.float64).reshape(shape), np.array(lses, dtype=np.float64)
 
 
+def scores_of(head: HeadInput, scale: Scale, softcap: float) -> HeadScores:
+    """Return the scores of a head; softcap: 0 for none."""
+    if softcap:
+        return capped_scores(head.query, head.key, head.bias, scale, softcap)
+    return exact_scores(head.query, head.key, head.bias, scale)
+
+
 def _first_try(
-    scores: Scores, value: DyadicMatrix, keys_of_row: list[list[int]], fmt: Format, bits: int
+    scores: HeadScores, value: DyadicMatrix, keys_of_row: list[list[int]], fmt: Format, bits: int
 ) -> tuple[list[list[float | None]], list[float | None]]:
     """Return outputs and lse of all rows, None where balls of `bits` bits do not prove a rounding."""
     outputs: list[list[float | None]] = []
@@ -81,7 +91,7 @@ def _first_try(
     return outputs, lses
 
 
-def _fill_weights(weights: arb_mat, i: int, scores: Scores, keys: list[int]) -> arb:
+def _fill_weights(weights: arb_mat, i: int, scores: HeadScores, keys: list[int]) -> arb:
     """Set row i to e^(s_j - max s) for its visible keys, and return max s as a ball (0 for an empty row)."""
     if not keys:
         return arb(0)

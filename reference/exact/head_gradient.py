@@ -10,11 +10,12 @@ import numpy as np
 from flint import arb, arb_mat, fmpq, fmpq_mat
 from numpy.typing import NDArray
 
+from attnspec.reference.exact.capped import CappedScores
 from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
 from attnspec.reference.exact.gradient_ties import Addend, Gap
-from attnspec.reference.exact.head import HeadInput
+from attnspec.reference.exact.head import HeadInput, scores_of
 from attnspec.reference.exact.scale import Scale
-from attnspec.reference.exact.scores import Scores, exact_scores
+from attnspec.reference.exact.scores import HeadScores, Scores
 from attnspec.reference.exact.ties import groups_of_row
 
 
@@ -31,11 +32,12 @@ class HeadGradient:
     grad_lse: NDArray[np.float64]
     scale: Scale
     dropped: fmpq_mat | None = None
+    softcap: float = 0.0
 
     @cached_property
-    def scores(self) -> Scores:
+    def scores(self) -> HeadScores:
         """The exact scores."""
-        return exact_scores(self.given.query, self.given.key, self.given.bias, self.scale)
+        return scores_of(self.given, self.scale, self.softcap)
 
     @cached_property
     def keys_of_row(self) -> list[list[int]]:
@@ -56,15 +58,16 @@ class HeadGradient:
         """The visible keys of each row by their gap to the row's largest score."""
         return [self._groups(row, keys) if keys else {} for row, keys in enumerate(self.keys_of_row)]
 
-    def weights_and_grad_scores(self) -> tuple[arb_mat, arb_mat]:
-        """Return D_ij p_ij and ds_ij = p_ij (a_ij - delta_i + dlse_i), (q_len, k_len), balls of the working precision.
+    def weights_and_grad_scores(self) -> tuple[arb_mat, arb_mat, arb_mat]:
+        """Return D_ij p_ij, ds_ij = p_ij (a_ij - delta_i + dlse_i) and what it is before the cap, ds_ij (1 - tanh^2),
+        each (q_len, k_len), as balls of the working precision.
 
         Both a_ij and delta_i are taken relative to the key t of the largest score,
         ds_ij = p_ij ((a_ij - a_it + dlse_i) - sum_l p_il (a_il - a_it)),
         so that a small ds_ij is as accurate as a large one; hidden slots are exactly 0.
         """
         q_len, k_len = self.given.visible.shape
-        weights, grad_scores = arb_mat(q_len, k_len), arb_mat(q_len, k_len)
+        weights, grad_scores, grad_scaled = (arb_mat(q_len, k_len) for _ in range(3))
         for i, keys in enumerate(self.keys_of_row):
             if not keys:
                 continue
@@ -76,12 +79,14 @@ class HeadGradient:
             beyond = [self.products[i][j] - top for j in keys]
             drift = sum((e * a for e, a in zip(exponentials, beyond, strict=True)), arb(0)) / total
             grad_lse = exact(self.grad_lse[i])
-            for j, exponential, a in zip(keys, exponentials, beyond, strict=True):
+            slopes = self.scores.slopes(seen) if isinstance(self.scores, CappedScores) else [arb(1)] * len(seen)
+            for j, exponential, a, slope in zip(keys, exponentials, beyond, slopes, strict=True):
                 weights[i, j] = exponential / total
                 grad_scores[i, j] = weights[i, j] * (a + grad_lse - drift)
+                grad_scaled[i, j] = grad_scores[i, j] * slope
                 if self.dropped is not None:
                     weights[i, j] *= self.dropped[i, j]
-        return weights, grad_scores
+        return weights, grad_scores, grad_scaled
 
     def of_scores(self, row: int, multipliers: Mapping[int, fmpq]) -> Addend:
         """Return sum_j c_j ds_j over the visible keys of a row that sees one."""
@@ -96,6 +101,7 @@ class HeadGradient:
         return Addend(self.groups_of_row[row], multipliers, {}, self.products[row])
 
     def _groups(self, row: int, keys: list[int]) -> dict[Gap, list[int]]:
+        assert isinstance(self.scores, Scores), "no theorem for capped scores"
         groups = groups_of_row(self.scores, row, keys)
         unit = fmpq(self.scores.unit.numerator, self.scores.unit.denominator)
         x, y = groups[0].score

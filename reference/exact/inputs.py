@@ -142,6 +142,15 @@ def checked_scale(scale: float | None) -> float | None:
     return scale
 
 
+def checked_softcap(softcap: float | None) -> float:
+    """Return the cap as a float64 number, 0.0 for none. Raises InputError for one below 0 or not finite (rule
+    `softcap.range`)."""
+    cap = float(softcap or 0.0)
+    if not 0 <= cap < math.inf:
+        raise InputError(f"softcap is {cap}: use a finite number of 0 or more, or None")
+    return cap
+
+
 def _floats(name: str, array: NDArray[np.generic]) -> NDArray[np.float64]:
     array = np.asarray(array)
     if array.dtype.name not in FLOAT_DTYPES:

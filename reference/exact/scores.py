@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, Protocol
 
 import numpy as np
 from flint import arb, fmpz, fmpz_mat
@@ -21,6 +22,26 @@ from attnspec.reference.exact.scale import Scale
 
 Score = tuple[fmpz, fmpz]
 """The pair (x, y) of a score."""
+
+
+class HeadScores(Protocol):
+    """What a head is computed from, capped or not: scores that can be told apart, and their values as balls."""
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The score of query i and key j."""
+
+    def is_rational(self, score: Any) -> bool:
+        """Say whether a score is a rational number."""
+
+    def rational(self, score: Any) -> Fraction:
+        """Return the value of a rational score."""
+
+    def largest(self, scores: Iterable[Any]) -> Any:
+        """Return the score that others are taken relative to."""
+
+    def balls(self, scores: Iterable[Any], origin: Any = None) -> list[arb]:
+        """Return scores minus origin as balls of the working precision."""
 
 
 @dataclass(frozen=True)

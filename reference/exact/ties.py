@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from flint import arb
 
 from attnspec.reference.exact.precision import until_decided
 from attnspec.reference.exact.rounding import round_ball, round_near, round_to
-from attnspec.reference.exact.scores import Score, Scores
+from attnspec.reference.exact.scores import HeadScores
 from attnspec.spec.dtypes import Format
 
 
@@ -28,7 +29,7 @@ from attnspec.spec.dtypes import Format
 class Group:
     """The visible keys of one row that have exactly the same score."""
 
-    score: Score
+    score: Any  # a Score or a CappedScore, as the scores of the row are
     keys: list[int]
 
 
@@ -39,7 +40,7 @@ class GroupedRow:
     fmt: what results are rounded to; start: bits of the first try; name: the row, for messages.
     """
 
-    scores: Scores
+    scores: HeadScores
     groups: list[Group]
     fmt: Format
     start: int
@@ -96,9 +97,9 @@ class GroupedRow:
         return [gap.exp() for gap in gaps]
 
 
-def groups_of_row(scores: Scores, row: int, keys: list[int]) -> list[Group]:
+def groups_of_row(scores: HeadScores, row: int, keys: list[int]) -> list[Group]:
     """Return the groups of a row's visible keys, one or more; the group of the largest score comes first."""
-    members: dict[Score, list[int]] = {}
+    members: dict[Any, list[int]] = {}
     for key in keys:
         members.setdefault(scores.rows[row][key], []).append(key)
     largest = scores.largest(members)

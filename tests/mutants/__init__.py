@@ -18,13 +18,29 @@ from mutants import (
     results,
     scale,
     sinks,
+    softcap,
     softmax,
     tiles,
     windows,
 )
 from mutants.house import Mutant
 
-FORWARD = (causal, masks, heads, scale, softmax, lse, tiles, lengths, windows, precision, memory, results, dispatch)
+FORWARD = (
+    causal,
+    masks,
+    heads,
+    scale,
+    softmax,
+    lse,
+    tiles,
+    lengths,
+    windows,
+    softcap,
+    precision,
+    memory,
+    results,
+    dispatch,
+)
 FAMILIES: dict[str, tuple[Mutant, ...]] = {
     module.__name__.rpartition(".")[2]: module.MUTANTS for module in (*FORWARD, dropout, gradients, alibi, sinks)
 }
