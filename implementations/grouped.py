@@ -64,9 +64,9 @@ class Grouped:
             value = torch.where(exists[:, None, :, None], value, 0.0)  # (batch, kv_heads, k_len, value_dim)
         shared = query.to(wide).view(batch, kv_heads, group, q_len, head_dim)
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
+        scores = capped(scores, softcap)
         if alibi_slopes is not None:
             scores = scores - steps(alibi_slopes.to(wide), scores, key_lengths)
-        scores = capped(scores, softcap)
         scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
         if sinks is not None:
