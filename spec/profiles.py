@@ -34,6 +34,8 @@ PROFILES = {
         Profile("double", "float64", lambda problem, lse: problem.dtype == "float64"),
         Profile("decode", "key_lengths, as a cache has them", lambda problem, lse: problem.key_lengths is not None),
         Profile("gradients", "the backward pass", lambda problem, lse: problem.grad is not None),
+        Profile("windows", "window_size", lambda problem, lse: problem.window is not None),
+        Profile("softcap", "scores capped by a tanh", lambda problem, lse: problem.softcap is not None),
         Profile("dropout", "dropout on the weights", lambda problem, lse: problem.dropout is not None),
         Profile("lse", "the log of the sum of exponentials", lambda problem, lse: lse),
     )
