@@ -36,6 +36,8 @@ PROFILES = {
         Profile("alibi", "a bias by the distance, with slopes", lambda problem, lse: problem.alibi is not None),
         Profile("sinks", "a sink beside the keys of each row", lambda problem, lse: problem.sinks is not None),
         Profile("gradients", "the backward pass", lambda problem, lse: problem.grad is not None),
+        Profile("windows", "window_size", lambda problem, lse: problem.window is not None),
+        Profile("softcap", "scores capped by a tanh", lambda problem, lse: problem.softcap is not None),
         Profile("dropout", "dropout on the weights", lambda problem, lse: problem.dropout is not None),
         Profile("lse", "the log of the sum of exponentials", lambda problem, lse: lse),
     )
