@@ -12,7 +12,7 @@ import pytest
 import torch
 from laws import law_tests
 
-from attnspec.reference.alibi import alibi_attention, bias, distance, slopes, slopes_backward
+from attnspec.reference.alibi import bias, distance, slopes, slopes_backward
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
 from attnspec.reference.exact import attention as exact_attention
@@ -24,6 +24,21 @@ from attnspec.spec.errors import InputError
 
 TOLERANCE = 1e-13  # for values of about 1 in float64
 Kernel = Callable[..., Result]
+
+
+def alibi_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    m: torch.Tensor,
+    *,
+    form: str = "symmetric",
+    alignment: str | None = None,
+    **options: Any,
+) -> Result:
+    """Attention with slopes; without an alignment, at the corner of the causal triangle."""
+    corner = alignment or options.get("causal_alignment", "upper_left")
+    return attention(q, k, v, alibi_slopes=m, alibi_form=form, alibi_alignment=corner, **options)
 
 
 def drawn(q_len: int, k_len: int, heads: int = 4, batch: int = 2) -> tuple[torch.Tensor, ...]:

@@ -77,6 +77,7 @@ NEEDS = {  # a problem that needs the feature and as little else as can be
     "backward": "q=4/k=6/d=8/grad=output",
     "dropout_p": "q=4/k=6/d=8/dropout=0.5",
     "window_size": "q=6/k=6/d=8/window=2.1",
+    "alibi_slopes": "hq=2/q=6/k=6/d=8/alibi",
     "sinks": "hq=2/q=4/k=6/d=8/sinks",
     "softcap": "q=4/k=6/d=8/softcap=2",
 }

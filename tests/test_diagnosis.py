@@ -54,8 +54,10 @@ SHOWING_MODIFIED = (  # the same, for options that no default claims
     "b=2/hq=2/q=33/k=70/d=64/dtype={}/causal/window=7.2/seed=1",
     "b=2/hq=2/q=33/k=70/d=64/dtype={}/softcap=1.5/scores=4/seed=1",
     "b=2/hq=2/q=33/k=70/d=64/dtype={}/mask=float.bhqk.random/softcap=1.5/scores=4/seed=1",
+    "b=2/hq=6/hkv=2/q=33/k=70/d=64/dtype={}/sinks/seed=1",
+    "b=2/hq=6/hkv=2/q=33/k=70/d=64/dtype={}/alibi/seed=1",
 )
-MODIFIERS = ("window_size", "softcap")  # which no default claims
+MODIFIERS = ("window_size", "softcap", "sinks", "alibi_slopes")  # which no default claims
 HARMLESS = {  # in a 16-bit dtype: an honest kernel may do so, or the store of the output hides most of it
     "sum-in-bfloat16",
     "weights-in-bfloat16",

@@ -28,6 +28,7 @@ from attnspec.spec.problem import MASK_CONTENTS, VALUES
 from attnspec.spec.rules import all_rules
 
 MUST_RULES = {
+    "alibi": ("bias", "form", "offset", "gradient"),
     "sinks": ("weight", "any-size", "lse", "empty-row", "gradient"),
     "notation": ("layout", "shapes", "dtypes"),
     "attention": ("output", "scale-default", "scale-explicit", "value-dim", "kv-broadcast", "zero-length"),
