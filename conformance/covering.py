@@ -11,6 +11,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
+from attnspec.conformance.case import Case
 from attnspec.spec.alibi import Alibi
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Mask, Problem
@@ -58,6 +59,8 @@ MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels
     "alibi": {name: {"alibi": Alibi() if name != NONE else None} for name in (NONE, "alibi")},
     "sinks": {kind or NONE: {"sinks": kind} for kind in (None, "normal")},
 }
+FEATURE_OF = {"window": "window_size", "softcap": "softcap", "alibi": "alibi_slopes", "sinks": "sinks"}  # of MODIFIERS
+FITTED = ("options_combine", "options_combine_in_the_backward")  # checks whose problems fall back
 EVERY = OPTIONS | MODIFIERS
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
@@ -160,6 +163,21 @@ def fallbacks(problem: Problem) -> Iterator[Problem]:
             fallen = problem.but(**fields)
             if not modified or any(is_modifier(*choice) for choice in row_of(fallen).items()):
                 yield fallen
+
+
+def lacks(case: Case, capabilities: Capabilities) -> str | None:
+    """Return why no problem of a case lies within the capabilities, in words; None where one may.
+
+    A case that draws its problems, or falls back to others, may have one as long as these capabilities hold an option
+    of few kernels that it keeps.
+    """
+    lacking = capabilities.lacks(case.problem, case.return_lse)
+    if lacking is None or case.draw is not None:
+        return None
+    if case.check not in FITTED:
+        return lacking
+    kept = case.problem.features().intersection(FEATURE_OF.values())
+    return lacking if kept and not kept.intersection(capabilities.features) else None
 
 
 class Pairs(NamedTuple):

@@ -20,7 +20,7 @@ import pytest
 
 from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
-from attnspec.conformance.covering import Pairs, coverage
+from attnspec.conformance.covering import Pairs, coverage, lacks
 from attnspec.conformance.expectations import Expectations, read_expectations
 from attnspec.conformance.failure_screen import failure_screen
 from attnspec.conformance.memory_limit import MemoryLimit
@@ -215,6 +215,7 @@ class Recorder:
         self.outgrown = 0  # workers whose end at the memory limit has been told
         self.total = len(run.selection.cases())
         self.results: list[CaseResult] = []
+        self.known: set[str] = set()  # ids of the cases that have a result
         self.kernel: dict[str, Any] = {}
         self.unusable: str | None = None
         self.stopped_early = False
@@ -236,6 +237,7 @@ class Recorder:
             self.unusable = self.unusable or str(properties[UNUSABLE])
         if KERNEL in properties and not self.kernel:
             self.kernel = json.loads(str(properties[KERNEL]))
+            self.add_undeclared()
         if report.when != "teardown" and RESULT in properties:
             self.add(CaseResult.from_json(json.loads(str(properties[RESULT]))))
 
@@ -273,8 +275,18 @@ class Recorder:
         """Note whether the run was stopped on purpose."""
         self.stopped_early = bool(session.shouldstop or session.shouldfail)
 
+    def add_undeclared(self) -> None:
+        """Add the results of all cases that the kernel does not declare, which workers pass over."""
+        capabilities = Capabilities.from_json(self.kernel["capabilities"])
+        for case in self.run.selection.cases():
+            if reason := lacks(case, capabilities):
+                self.add(blank_result(case, "not_supported").but(reason=reason, declared=False))
+
     def add(self, result: CaseResult) -> None:
-        """Add one result: to the report at once."""
+        """Add one result, unless the case has one: to the report at once."""
+        if result.id in self.known:
+            return
+        self.known.add(result.id)
         self.results.append(result)
         if self.writer is not None:
             self.header()

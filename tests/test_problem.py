@@ -7,7 +7,7 @@ import re
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -57,6 +57,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(problems())
 def test_a_problem_is_the_same_after_writing_and_reading(problem: Problem) -> None:
     assert Problem.parse(str(problem)) == problem
