@@ -5,7 +5,7 @@ Its budget is that of attention with values of a row's own (`attnspec.conformanc
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 

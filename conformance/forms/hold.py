@@ -51,9 +51,13 @@ FORMS = {
     "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE),
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
-    "packed": Form(packed.run, packed.budgets, packed.AXES, packed.RULE, packed.laws, packed.REFUSALS, packed.arguments),
+    "packed": Form(
+        packed.run, packed.budgets, packed.AXES, packed.RULE, packed.laws, packed.REFUSALS, packed.arguments
+    ),
     "paged": Form(paged.run, paged.budgets, paged.AXES, paged.RULE, paged.laws, paged.REFUSALS, paged.arguments),
 }
+
+REFUSALS = {refusal.name: (name, refusal) for name, form in FORMS.items() for refusal in form.refusals}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     for queries, keys in problem.members():
         places = dict(zip(LEAVES, (queries, keys, keys), strict=True))
         one = {name: inputs[name][place].transpose(0, 1)[None] for name, place in places.items()}
-        of_member = Call(**one, enable_gqa=True, **options)
+        of_member = Call(one["query"], one["key"], one["value"], enable_gqa=True, **options)
         budget = error_budget(of_member, causal_alignment=corner, accuracy=accuracy)
         found["output"][queries] = budget.output[0].transpose(0, 1)
         found["lse"][:, queries] = budget.lse[0]

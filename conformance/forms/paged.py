@@ -78,8 +78,8 @@ def in_use(golden: FormGolden) -> list[torch.Tensor]:
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors) -> None:
-    """Hold a target to what needs no vector: NaN and infinities in pages and slots that no sequence uses, and numbers of
-    pages that do not exist in entries that none needs, leave every bit of `found`, what `run` returned, as it was.
+    """Hold a target to what needs no vector: NaN and infinities in slots that no sequence uses, and numbers of pages
+    that do not exist in entries that none needs, leave every bit of `found`, what `run` returned, as it was.
 
     Raises Violation. Rule: `paged.absent`.
     """

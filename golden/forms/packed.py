@@ -187,15 +187,15 @@ class PackedProblem(WordProblem):
         found = {name: np.zeros(self.shapes()[name][1]) for name in self.truths if name in self.shapes()}
         found["lse"][:] = -np.inf
         for queries, keys in self.members():
-            one = [alone(x["query"], queries), alone(x["key"], keys), alone(x["value"], keys)]
-            exact = attention(*one, enable_gqa=True, **self.options)
+            query, key, value = alone(x["query"], queries), alone(x["key"], keys), alone(x["value"], keys)
+            exact = attention(query, key, value, enable_gqa=True, **self.options)
             found["output"][queries] = exact.output[0].swapaxes(0, 1)
             found["lse"][:, queries] = exact.lse[0]
             if not self.grad:
                 continue
             grad_lse = x["grad_lse"][None, :, queries] if self.grad == "lse" else None
             flow = alone(x["grad_output"], queries)
-            given = backward(*one, flow, grad_lse=grad_lse, enable_gqa=True, **self.options)
+            given = backward(query, key, value, flow, grad_lse=grad_lse, enable_gqa=True, **self.options)
             for name, place in zip(LEAVES, (queries, keys, keys), strict=True):
                 found[f"grad_{name}"][place] = getattr(given, name)[0].swapaxes(0, 1)
         return found

@@ -71,10 +71,10 @@ GROUPS: dict[str, dict[str, str]] = {
 @dataclass(frozen=True)
 class PagedProblem(WordProblem):
     """Queries and a cache in pages. lengths, queries: numbers with `.` between them. lengths: the key_lengths; page:
-    page_size; q: queries of every sequence, or queries: those of each, packed. hq, hkv, d, dv: heads and dims; hkv 0
-    is hq, dv 0 is d. shared: how many of its first pages every sequence has from the first one. unused: what entries of the table behind the last needed hold, `other` pages' numbers, -1 (`minus`), or
-    numbers `beyond` the pool. spare: columns of the table that no sequence needs. scores: factor on the queries;
-    shift: added to every score."""
+    page_size; q: queries of every sequence, or queries: those of each, packed. shared: how many of its first pages
+    every sequence has from the first one. hq, hkv, d, dv: heads and dims; hkv 0 is hq, dv 0 is d. scores: factor on the
+    queries; shift: added to every score. unused: what entries of the table behind the last needed hold, `other` pages'
+    numbers, -1 (`minus`), or numbers `beyond` the pool. spare: columns of the table that no sequence needs."""
 
     form: ClassVar[str] = "paged"
     truths: ClassVar[tuple[str, ...]] = ("output", "lse")
@@ -177,7 +177,7 @@ class PagedProblem(WordProblem):
         """Return the true output and lse: those of each sequence's queries over its keys, put in order."""
         x = {name: numbers(tensor) for name, tensor in inputs.items()}
         found = {name: np.zeros(self.shapes()[name][1]) for name in self.truths}
-        options = {"is_causal": self.causal, "causal_alignment": "lower_right", "enable_gqa": True}
+        options: dict[str, Any] = {"is_causal": self.causal, "causal_alignment": "lower_right", "enable_gqa": True}
         options["scale"] = float(self.scale) if self.scale else None
         starts = boundaries(self.packed or [1] * len(self.key_lengths))
         for b, length in enumerate(self.key_lengths):

@@ -1,5 +1,7 @@
 """Packed attention, a member at a time, in float32, float64 for float64, with lse and gradients by autograd."""
 
+from itertools import pairwise
+
 import torch
 
 
@@ -19,7 +21,7 @@ def target(query, key, value, cu_seqlens_q, cu_seqlens_k, *, is_causal=False, ca
     starts_q, starts_k = checked(cu_seqlens_q, len(query)), checked(cu_seqlens_k, len(key))
     if len(starts_q) != len(starts_k):
         raise ValueError("queries and keys have different numbers of members")
-    stored = [end - start for start, end in zip(starts_k[:-1], starts_k[1:], strict=True)]
+    stored = [end - start for start, end in pairwise(starts_k)]
     lengths = stored if key_lengths is None else key_lengths.tolist()
     if any(not 0 <= length <= most for length, most in zip(lengths, stored, strict=True)):
         raise ValueError(f"key_lengths {lengths}: 0 to {stored}")

@@ -1,6 +1,8 @@
 """Attention over pages: the keys and values of a sequence are copied into order, then attended in float32, float64 for
 float64. Queries in a batch or packed."""
 
+from itertools import pairwise
+
 import torch
 
 
@@ -14,7 +16,7 @@ def target(query, key_pages, value_pages, block_table, key_lengths, *, is_causal
         queries = list(query)  # (q_heads, q_len, head_dim) each
     else:
         ends = cu_seqlens_q.tolist()
-        queries = [query[start:end].transpose(0, 1) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+        queries = [query[start:end].transpose(0, 1) for start, end in pairwise(ends)]
     group = query.shape[-2 if cu_seqlens_q is not None else 1] // kv_heads
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     outputs, lses = [], []

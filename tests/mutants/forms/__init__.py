@@ -1,5 +1,5 @@
-"""Faults of what is no bare attention kernel, a module a form. Each is its base in `tests/honest/forms` with one planted
-fault, and the vectors of the form, of a case that cites the rule, or a call that must be refused must find it."""
+"""Faults of what is no bare attention kernel, a module a form. Each is its base in `tests/honest/forms` with one
+planted fault, and a vector of the form or a call that must be refused, which cites the rule, must find it."""
 
 from mutants.forms import additive, dropout, merge, multi_head, packed, paged
 from mutants.house import Mutant

@@ -34,7 +34,8 @@ MUTANTS = (
     Mutant("paged-last-page-not-written-yet", COPY, BLOCKS,
            "blocks = block_table[b, torch.arange(needed).clamp(max=max(needed - 2, 0))].long()", STALE, ORDER),
     Mutant("paged-values-of-another-page", COPY, VALUES, VALUES.replace("[blocks]", "[blocks.roll(1)]"), NONE, ORDER),
-    Mutant("paged-values-of-another-slot", COPY, VALUES, VALUES.replace("[blocks]", "[blocks].roll(1, 1)"), NONE, ORDER),
+    Mutant("paged-values-of-another-slot", COPY, VALUES, VALUES.replace("[blocks]", "[blocks].roll(1, 1)"), NONE,
+           ORDER),
     Mutant("paged-lengths-of-the-first-sequence", COPY, QUERIES,
            QUERIES.replace(LENGTHS, "[int(key_lengths[0])] * len(key_lengths)"), NONE, ORDER),
     Mutant("paged-longest-length-for-all", STREAM, THERE, "there = place < key_lengths.max().expand(batch, 1)", NONE,
@@ -42,8 +43,8 @@ MUTANTS = (
     Mutant("paged-last-key-missing", STREAM, THERE, "there = place < key_lengths[:, None] - 1", NONE, ORDER),
     Mutant("paged-clears-behind-the-length", COPY, f"{BLOCKS}\n",
            f"{BLOCKS}\n        for pages in (key_pages, value_pages):\n"
-           "            pages[blocks[-1:], length - page_size * (needed - 1) :] = 0\n", "strides-or-layout/input-mutated",
-           ORDER),
+           "            pages[blocks[-1:], length - page_size * (needed - 1) :] = 0\n",
+           "strides-or-layout/input-mutated", ORDER),
     Mutant("paged-online-without-a-maximum", STREAM, "at = torch.where(higher == -torch.inf, 0.0, higher)",
            "at = torch.zeros_like(higher)", "softmax-max-or-sentinel/online-softmax-init", ORDER,
            also=(("kept, weights = torch.exp(top - at), ", "kept, weights = torch.ones_like(top), "),
@@ -61,8 +62,9 @@ MUTANTS = (
     Mutant("paged-pages-of-16", COPY, KEYS,
            "key_pages.flatten(0, 1)[(blocks[:, None] * 16 + torch.arange(page_size)).flatten() % "
            "(num_blocks * page_size)][:length]", "tail-tile-or-block-multiple/head-dim-hard-coded", SIZE),
-    Mutant("paged-pages-of-at-most-16", STREAM, THERE, f"{THERE} - 0 * place\n        there = there & (place - column * "
-           "page_size < 16)", "tail-tile-or-block-multiple/head-dim-hard-coded", SIZE),
+    Mutant("paged-pages-of-at-most-16", STREAM, THERE,
+           f"{THERE}\n        there = there & (place - column * page_size < 16)",
+           "tail-tile-or-block-multiple/head-dim-hard-coded", SIZE),
     Mutant("paged-part-of-a-page-left-out", STREAM, NEEDED,
            "needed = (torch.arange(max_blocks) + 1) * page_size <= key_lengths[:, None]", TAIL, SIZE),
     Mutant("paged-takes-pages-of-0", STREAM, RANGE, RANGE.replace("page_size == 0 or ", ""), ACCEPTED, SIZE),
