@@ -22,6 +22,7 @@ OF_THE_PACK = "len(key) - len(query)"
 APART = "apart = torch.arange(length) - torch.arange(q.shape[1])[:, None] - corner"
 KEY = "k = key[first : first + length].to(wide).transpose(0, 1).repeat_interleave(group, 0)\n"
 VALUE = "v = value[first : first + length].to(wide).transpose(0, 1).repeat_interleave(group, 0)\n"
+HIDE = "scores = scores.masked_fill(hidden, -torch.inf)"
 OUTPUT = "outputs.append((weights @ v).transpose(0, 1))"
 LSE = "lses.append(torch.logsumexp(scores.masked_fill(empty[:, None], 0.0), -1).masked_fill(empty, -torch.inf))"
 CHECKED = "if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):"
@@ -116,6 +117,10 @@ MUTANTS = (
            ".transpose(0, 1).detach())", LEAK, BACK),
     Mutant("packed-grad-of-keys-of-the-last-member", LOOP, KEY,
            KEY.replace("\n", "\n        k = k if b == len(lengths) - 1 else k.detach()\n"), LEAK, BACK),
+    Mutant("packed-grad-without-the-triangle", LOOP, HIDE, f"raw, {HIDE.replace('= ', '= scores, ', 1)}",
+           "backward/backward-ignores-causal", BACK,
+           also=((OUTPUT, "loose = torch.softmax(raw, -1).double() @ v.double()\n"
+                  "        outputs.append((loose + (weights @ v - loose).detach()).transpose(0, 1))"),)),
     Mutant("packed-grad-of-the-lse-dropped", LOOP, LSE,
            "lses.append((torch.logsumexp(scores.masked_fill(empty[:, None], 0.0), -1).detach() + 0 * q.sum())"
            ".masked_fill(empty, -torch.inf))", "none public: few kernels give the lse a gradient", BACK),
