@@ -33,16 +33,18 @@ def packed_attention(
     causal_alignment: str = "upper_left",
     scale: float | None = None,
     key_lengths: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
 ) -> Result:
     """Return attention of each sequence of a pack over its own keys, in float64; weights are None.
 
     query: (total_q, q_heads, head_dim); key: (total_k, kv_heads, head_dim); value: (total_k, kv_heads, value_dim), of
     one floating dtype, kv_heads a divisor of q_heads. cu_seqlens_q, cu_seqlens_k: (batch + 1,), int32 or int64: the
     queries of sequence b are the tokens cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, its keys likewise. key_lengths:
-    (batch,), int32 or int64, how many of a sequence's keys exist, from its first on; None is all. The causal diagonal
-    is that of each sequence alone. Returns output (total_q, q_heads, value_dim) and lse (q_heads, total_q); tokens
-    behind the last boundary have output 0 and lse -inf. Raises InputError where shapes, dtypes, boundaries or lengths
-    do not fit. Rules: `packed.separate`, `packed.causal`, `packed.zero-length`, `packed.boundaries`,
+    (batch,), int32 or int64, how many of a sequence's keys exist, from its first on; None is all. window_size: (left,
+    right), as in `attnspec.reference.attention.attention`. Causal diagonal and window are those of each sequence alone.
+    Returns output (total_q, q_heads, value_dim) and lse (q_heads, total_q); tokens behind the last boundary have output
+    0 and lse -inf. Raises InputError where shapes, dtypes, boundaries, lengths or windows do not fit. Rules:
+    `packed.separate`, `packed.causal`, `packed.window`, `packed.zero-length`, `packed.boundaries`,
     `packed.key-lengths`, `packed.tail`. Source: flash-attention, `flash_attn_varlen_func`; PyTorch, `varlen_attn`.
     """
     output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=torch.float64)  # (total_q, q_heads, value_dim)
@@ -56,6 +58,7 @@ def packed_attention(
             causal_alignment=causal_alignment,
             scale=scale,
             enable_gqa=True,
+            window_size=window_size,
         )
         assert result.lse is not None  # the reference always gives it
         output[queries] = result.output[0].transpose(0, 1)  # (q_len, q_heads, value_dim)
@@ -76,14 +79,14 @@ def packed_backward(
     causal_alignment: str = "upper_left",
     scale: float | None = None,
     key_lengths: torch.Tensor | None = None,
+    window_size: tuple[int, int] | None = None,
 ) -> Gradients:
     """Return the gradients of a loss with respect to a packed query, key and value, in float64.
 
-    query to cu_seqlens_k and is_causal to key_lengths are those of `packed_attention`. grad_output: (total_q, q_heads,
-    value_dim); grad_lse: (q_heads, total_q), None for 0. Tokens behind the last boundary and keys that do
-    not exist have gradient 0. Raises
-    InputError as `packed_attention` does, and where the gradients that come in have other shapes. Rule:
-    `packed.backward`. Source: flash-attention, `flash_attn_varlen_func`.
+    query to cu_seqlens_k and is_causal to window_size are those of `packed_attention`. grad_output: (total_q, q_heads,
+    value_dim); grad_lse: (q_heads, total_q), None for 0. Tokens behind the last boundary and keys that do not exist
+    have gradient 0. Raises InputError as `packed_attention` does, and where the gradients that come in have other
+    shapes. Rule: `packed.backward`. Source: flash-attention, `flash_attn_varlen_func`.
     """
     grads = Gradients(*(torch.zeros(x.shape, dtype=torch.float64) for x in (query, key, value)))
     check_rows(query, value, grad_output, grad_lse)
@@ -98,6 +101,7 @@ def packed_backward(
             causal_alignment=causal_alignment,
             scale=scale,
             enable_gqa=True,
+            window_size=window_size,
         )
         grads.query[queries] = of_member.query[0].transpose(0, 1)
         grads.key[keys] = of_member.key[0].transpose(0, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import packs
 import pytest
 import torch
 
@@ -41,8 +42,19 @@ CITED = {
         *("attention.scale-default", "accuracy.multi-head-within-budget"),
     },
     "additive": {"additive.score", "additive.softmax", "additive.mask", "accuracy.additive-within-budget"},
+    "packed": {
+        *(f"packed.{rule}" for rule in ("separate", "causal", "window", "zero-length", "key-lengths", "tail")),
+        *("packed.backward", "grouped.head-map", "attention.value-dim", "attention.scale-explicit"),
+        *("mask.fully-masked-row", *(f"accuracy.{what}-within-budget" for what in ("output", "lse", "gradients"))),
+    },
+    "paged": {
+        *(f"paged.{rule}" for rule in ("order", "absent", "page-size", "causal", "packed-queries", "length-range")),
+        *("grouped.head-map", "attention.value-dim", "attention.scale-explicit", "mask.fully-masked-row"),
+        *("accuracy.output-within-budget", "accuracy.lse-within-budget"),
+    },
 }
 SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")
+SMALL += ("packed-gradients-float32", "paged-packed-mixed-float16")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +118,8 @@ def by_reference(golden: FormGolden) -> Tensors:
         return {"output": given.output, "lse": given.lse, "weights": given.weights}
     if golden.case.form == "multi_head":
         return {"output": HELD["multi_head"].run(MultiHeadAttention, golden)["output"]}
+    if golden.case.form in ("packed", "paged"):
+        return packs.by_reference(golden)
     options = {**problem.options, "attn_mask": x.get("attn_mask"), "keep": x["keep"], "dropout_p": problem.dropout_p}  # type: ignore[attr-defined]
     result = attention(x["query"], x["key"], x["value"], **options)
     found = {"output": result.output, "lse": result.lse}
@@ -232,6 +246,15 @@ def test_a_problem_is_read_as_it_is_written(case: FormCase) -> None:
         ("multi_head", "mask=some", "mask is 'some'"),
         ("additive", "mask=some", "mask is 'some'"),
         ("additive", "dtype=int8", "int8"),
+        ("packed", "q=3.1/k=4", "use a number for each member"),
+        ("packed", "q=3.x", "is no list of whole numbers"),
+        ("packed", "q=3/k=4/lengths=5", "use 0 to the number of keys"),
+        ("packed", "q=3/causal=both", "causal is 'both'"),
+        ("packed", "q=3/window=1", "window is '1': use two numbers"),
+        ("paged", "lengths=4/page=0", "page is 0"),
+        ("paged", "lengths=4.5/queries=1", "use a number for each of 2 sequences"),
+        ("paged", "lengths=4/shared=2", "shared is 2: use 1 at most"),
+        ("paged", "lengths=4/unused=some", "unused is 'some'"),
         ("dropout", "q=1/k=1/d=1", "use dropout"),
         ("dropout", "q=1/k=1/d=1/dropout=0.5/lengths=full", "without key lengths"),
     ],

@@ -95,6 +95,11 @@ def is_causal_in_each_member(kernel: Kernel) -> None:
         is_a_loop_over_its_members(kernel, is_causal=True, causal_alignment=alignment)
 
 
+def has_windows_in_each_member(kernel: Kernel) -> None:
+    for alignment in ("upper_left", "lower_right"):
+        is_a_loop_over_its_members(kernel, window_size=(1, 0), causal_alignment=alignment)
+
+
 def takes_members_without_keys(kernel: Kernel) -> None:
     is_a_loop_over_its_members(kernel, "no keys")
 
@@ -129,6 +134,7 @@ LAWS = (
     reads_no_key_beyond_a_length,
     is_a_loop_over_its_members,
     is_causal_in_each_member,
+    has_windows_in_each_member,
     takes_members_without_keys,
     does_not_show_what_is_no_member_of_it,
 )
@@ -196,7 +202,13 @@ def lengths_from_the_end(
     return packed_attention(q, k[order], v[order], *rest, key_lengths=key_lengths, **options)
 
 
+def window_left_and_right_swapped(*tensors: torch.Tensor, **options: Any) -> Result:
+    window = options.pop("window_size", None)
+    return packed_attention(*tensors, window_size=window and window[::-1], **options)
+
+
 FAULTS = [
+    (window_left_and_right_swapped, has_windows_in_each_member),
     (length_of_the_first, reads_no_key_beyond_a_length),
     (lengths_from_the_end, reads_no_key_beyond_a_length),
     (one_token_of_the_next, is_a_loop_over_its_members),

@@ -5,14 +5,13 @@ Its budget is that of attention with values of a row's own (`attnspec.conformanc
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.dropout_budget import dropout_budget, dropout_gradient_budget
-from attnspec.conformance.forms.target import Target, Tensors, named, need, ran
-from attnspec.conformance.outcome import NotSupported
+from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran
 from attnspec.golden.forms.dropout import DropoutProblem
 from attnspec.golden.store import FormGolden
 from attnspec.spec.call import Call
@@ -40,22 +39,12 @@ def run(target: Target, golden: FormGolden) -> Tensors:
         options["attn_mask"] = inputs["attn_mask"]
     need(target, options)
     flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
-    leaves = [inputs[name].requires_grad_(bool(flows)) for name in LEAVES]
+    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
     with torch.set_grad_enabled(bool(flows)):
-        found = named(ran(RULE, target, *leaves, **options), ("output", "lse"), RULE)
+        found = named(ran(RULE, target, *leaves.values(), **options), ("output", "lse"), RULE)
     if flows:
-        found |= _gradients(found, leaves, flows)
+        found |= gradients(RULE, found, leaves, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
-
-
-def _gradients(found: Tensors, leaves: list[torch.Tensor], flows: list[torch.Tensor]) -> Tensors:
-    """Return the gradients of query, key and value."""
-    results = [found[name] for name in ("output", "lse") if name in found][: len(flows)]
-    if len(results) < len(flows) or not all(result.requires_grad for result in results):
-        raise NotSupported("no gradient comes back: output or lse has no grad_fn", declared=False)
-    back: Any = ran(RULE, torch.autograd.grad, results, leaves, flows, allow_unused=True)
-    given = (torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves, back, strict=True))
-    return {f"grad_{name}": gradient for name, gradient in zip(LEAVES, given, strict=True)}
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, merge, multi_head
+from attnspec.conformance.forms import additive, dropout, merge, multi_head, packed, paged
+from attnspec.conformance.forms.refusals import Asking, Refusal, refused
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.forms.form import lse_dtype
@@ -22,17 +23,27 @@ SPECIAL = {  # rule of an element that is wrong in rows that see nothing
     "multi_head": "multi-head.empty-row",
     "additive": "additive.mask",
     "dropout": "mask.fully-masked-row",
+    "packed": "packed.zero-length",
+    "paged": "paged.length-range",
+}
+GRADIENTS = {  # rule of a gradient that is wrong
+    "dropout": "dropout.backward-mask",
+    "packed": "packed.backward",
 }
 
 
 class Form(NamedTuple):
     """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class;
-    axes: of each tensor; rule: of a result that is beyond its budget."""
+    axes: of each tensor; rule: of a result that is beyond its budget. laws: holds a target to what needs no vector;
+    refusals: calls that must be refused; arguments: what a target is called with, where there are refusals."""
 
     run: Callable[[Target, FormGolden], Tensors]
     budgets: Callable[[FormGolden, str], Tensors]
     axes: dict[str, tuple[str, ...]]
     rule: str
+    laws: Callable[[Target, FormGolden, Tensors], None] = lambda target, golden, found: None
+    refusals: tuple[Refusal, ...] = ()
+    arguments: Asking | None = None
 
 
 FORMS = {
@@ -40,7 +51,13 @@ FORMS = {
     "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE),
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
+    "packed": Form(
+        packed.run, packed.budgets, packed.AXES, packed.RULE, packed.laws, packed.REFUSALS, packed.arguments
+    ),
+    "paged": Form(paged.run, paged.budgets, paged.AXES, paged.RULE, paged.laws, paged.REFUSALS, paged.arguments),
 }
+
+REFUSALS = {refusal.name: (name, refusal) for name, form in FORMS.items() for refusal in form.refusals}
 
 
 @dataclass(frozen=True)
@@ -60,32 +77,50 @@ class Held:
 def hold(target: Target, form: str, accuracy: str = "fused", names: tuple[str, ...] = ()) -> Iterator[Held]:
     """Run a target on the vectors of a form and yield what came of each case.
 
-    target: as the module of the form in `attnspec.conformance.forms` says. form: `dropout`, `merge`, `multi_head` or
-    `additive`. accuracy: the class it is held to, `fused` or `eager`. names: cases; none is all of the form. Raises
-    InputError for an unknown form, class or case.
+    target: as the module of the form in `attnspec.conformance.forms` says. form: one of `FORMS`. accuracy: the class it
+    is held to, `fused` or `eager`. names: cases and refusals; none is all of the form. Raises InputError for an unknown
+    form, class or case.
     """
     if form not in FORMS:
         raise InputError(f"unknown form {form!r}: use one of {', '.join(FORMS)}")
     if accuracy not in ("fused", "eager"):
         raise InputError(f"accuracy is {accuracy!r}: use fused or eager")
-    goldens = list(map(load_form, names)) if names else load_forms(form)
+    refusals = {refusal.name: refusal for refusal in FORMS[form].refusals}
+    goldens = [load_form(name) for name in names if name not in refusals] if names else load_forms(form)
     for golden in goldens:
         if golden.case.form != form:
             raise InputError(f"case {golden.case.name!r} has form {golden.case.form}: leave it out")
         yield hold_case(target, golden, accuracy)
+    yield from (hold_refusal(target, refusal, form) for name, refusal in refusals.items() if not names or name in names)
 
 
 def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> Held:
     """Run a target on one case and return what came of it."""
     case = golden.case
+    form = FORMS[case.form]
     try:
-        worst = judged(FORMS[case.form].run(target, golden), golden, accuracy)
+        found = form.run(target, golden)
+        worst = judged(found, golden, accuracy)
+        form.laws(target, golden, found)
     except NotSupported as reason:
         return Held(case.name, "not_supported", case.rules, what=reason.reason)
     except Violation as found:
         details = found.details
         return Held(case.name, "fail", case.rules, found.rule, found.error_over_budget, found.what, details)
     return Held(case.name, "pass", case.rules, error_over_budget=worst)
+
+
+def hold_refusal(target: Target, refusal: Refusal, form: str) -> Held:
+    """Hold a target to one call of a form that must be refused and return what came of it."""
+    arguments = FORMS[form].arguments
+    assert arguments is not None, "a form with refusals says what a target is called with"
+    try:
+        refused(target, refusal, arguments)
+    except NotSupported as reason:
+        return Held(refusal.name, "not_supported", (refusal.rule,), what=reason.reason)
+    except Violation as found:
+        return Held(refusal.name, "fail", (refusal.rule,), found.rule, what=found.what)
+    return Held(refusal.name, "pass", (refusal.rule,))
 
 
 def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
@@ -113,19 +148,27 @@ def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
 def _violation(name: str, found: Comparison, golden: FormGolden, form: Form) -> Violation:
     rule = form.rule
     if name.startswith("grad_"):
-        rule = "dropout.backward-mask"
+        rule = GRADIENTS[golden.case.form]
     elif not bool((found.wrong & ~_empty(name, golden)).any()):
-        rule = SPECIAL[golden.case.form]
+        own = SPECIAL[golden.case.form]
+        rule = own if own in golden.case.rules else "mask.fully-masked-row"
     times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest result may be"
     what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"
-    return Violation(rule, what, found.details(name, form.axes[name]), found.error_over_budget)
+    return Violation(rule, what, found.details(name, _axes(name, golden)), found.error_over_budget)
+
+
+def _axes(name: str, golden: FormGolden) -> tuple[str, ...]:
+    """Return what the dimensions of a result are called; those of packed queries are tokens and heads."""
+    axes = FORMS[golden.case.form].axes[name]
+    return axes if len(axes) == golden.truth[name].ndim else packed.AXES[name]
 
 
 def _empty(name: str, golden: FormGolden) -> torch.Tensor:
     """Return where a result belongs to a row that sees nothing, a shape that broadcasts to the result's."""
     if "lse" in golden.truth:
-        empty = golden.truth["lse"] == -torch.inf
-        return empty if name == "lse" else empty[..., None]
+        empty, axes = golden.truth["lse"] == -torch.inf, _axes("lse", golden)
+        order = [axes.index(axis) for axis in _axes(name, golden) if axis in axes]
+        return empty if name == "lse" else empty.permute(order)[..., None]
     mask = golden.inputs.get("mask")
     if mask is None:
         return torch.zeros((), dtype=torch.bool)

@@ -56,3 +56,29 @@ def named(returned: Any, names: tuple[str, ...], rule: str, required: int = 1) -
         right = " or ".join(f"({', '.join(names[:n])})" for n in range(required, len(names) + 1))
         raise Violation(rule, f"{said(returned)} came back, not {right}")
     return dict(zip(names, found, strict=False))
+
+
+def gradients(rule: str, found: Tensors, leaves: Tensors, flows: list[torch.Tensor]) -> Tensors:
+    """Return the gradients of the leaves, `grad_` before their names, when `flows` arrive at output and lse.
+
+    An input that no result depends on has gradient 0. Raises NotSupported where a result has no grad_fn, Violation of
+    `rule` where the backward raises.
+    """
+    results = [found[name] for name in ("output", "lse") if name in found][: len(flows)]
+    if len(results) < len(flows) or not all(result.requires_grad for result in results):
+        raise NotSupported("no gradient comes back: output or lse has no grad_fn", declared=False)
+    back = ran(rule, torch.autograd.grad, results, list(leaves.values()), flows, allow_unused=True)
+    given = (torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves.values(), back, strict=True))
+    return {f"grad_{name}": gradient for name, gradient in zip(leaves, given, strict=True)}
+
+
+def repeated(rule: str, what: str, run: Callable[..., Tensors], *arguments: Any) -> Tensors:
+    """Return what `run` returns where it must return as it did before. what: what is different now, in words.
+
+    Raises Violation of `rule` where it fails now.
+    """
+    try:
+        return run(*arguments)
+    except (Violation, NotSupported) as error:
+        said_now = error.what if isinstance(error, Violation) else error.reason
+        raise Violation(rule, f"with {what}: {said_now}") from error

@@ -1,11 +1,11 @@
 """The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention."""
+additive attention, packed sequences, paged keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head
+from attnspec.golden.forms import additive, dropout, merge, multi_head, packed, paged
 from attnspec.golden.forms.form import FormCase, FormProblem
 from attnspec.spec.errors import InputError
 
@@ -14,6 +14,8 @@ FORMS: dict[str, type[FormProblem]] = {
     "merge": merge.MergeProblem,
     "multi_head": multi_head.MultiHeadProblem,
     "additive": additive.AdditiveProblem,
+    "packed": packed.PackedProblem,
+    "paged": paged.PagedProblem,
 }
 
 
@@ -29,7 +31,7 @@ def problem_of(form: str, text: str) -> FormProblem:
 
 
 def _read() -> Iterator[FormCase]:
-    for module, kind in zip((dropout, merge, multi_head, additive), FORMS.values(), strict=True):
+    for module, kind in zip((dropout, merge, multi_head, additive, packed, paged), FORMS.values(), strict=True):
         for note, problems in module.GROUPS.items():
             for name, text in problems.items():
                 problem = kind.parse(text)

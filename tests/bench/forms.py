@@ -1,5 +1,5 @@
-"""How tight the budgets of the forms are: error / budget of honest merges, multi-head modules, additive attention and
-dropout with a given mask.
+"""How tight the budgets of the forms are: error / budget of honest merges, multi-head modules, additive attention,
+dropout with a given mask, packed and paged attention.
 
 Run:  python tests/bench/forms.py [--problems N]
 
@@ -20,6 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `packs` lies, here as under pytest
+
+from packs import by_reference
+
 from attnspec.conformance.forms import dropout
 from attnspec.conformance.forms.hold import FORMS, judged
 from attnspec.conformance.forms.multi_head import parameters
@@ -39,12 +43,16 @@ TARGETS = {  # form: target, accuracy class
                    ("torch_module", "fused")),
     "additive": (("additive", "fused"), ("additive_output", "eager")),
     "dropout": (("dropout", "fused"),),
+    "packed": (("packed", "fused"), ("packed_tiles", "fused")),
+    "paged": (("paged", "fused"), ("paged_stream", "fused")),
 }  # fmt: skip
 
 
 def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
     """Return the string of a random problem."""
     end = f"dtype={dtype}/seed={rng.integers(2**31)}"
+    if form in ("packed", "paged"):
+        return drawn_pack(form, rng) + end
     b, h, q, k = (int(rng.choice(sizes)) for sizes in ([1, 2], [1, 2, 4], [1, 7, 33], [1, 5, 17, 70]))
     scores = rng.choice(["0.25", "1", "1", "4"])
     if form == "merge":
@@ -62,6 +70,24 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
     order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
     parts = [order, *(part for part in mask.split("/") if part), f"dropout={rng.choice([0.1, 0.3, 0.5])}"]
     return "/".join([*parts, *(["grad"] if grad else []), f"scores={scores}", f"seed={rng.integers(2**31)}"])
+
+
+def drawn_pack(form: str, rng: np.random.Generator) -> str:
+    """Return the string of a random problem of packed or paged attention, up to its dtype."""
+    members = rng.integers(1, 5)
+    k = rng.choice([0, 1, 5, 17, 70], members)
+    k[0] = max(k[0], 1)  # where no member has a key, an honest output has no gradient
+    q = rng.choice([0, 1, 7, 33] if form == "packed" else [0, 1, 1, 7], members)
+    hkv, group = int(rng.choice([1, 2])), int(rng.choice([1, 2, 4]))
+    head = f"hq={hkv * group}/" + (f"hkv={hkv}/" if group > 1 else "") + f"d={rng.choice([2, 16, 64])}/"
+    scores = f"scores={rng.choice(['0.25', '0.5', '2', '4'])}/"
+    queries, keys = (".".join(map(str, counts)) for counts in (q, k))
+    if form == "paged":
+        causal = rng.choice(["", "causal/"])
+        return f"lengths={keys}/page={rng.choice([1, 7, 64])}/queries={queries}/{head}{causal}{scores}"
+    seen = rng.choice(["", "causal=lower_right/", "causal=upper_left/window=5.-1/", "window=5.3/"])
+    grad = rng.choice(["", "grad=output/", "grad=lse/"])
+    return f"q={queries}/k={keys}/{head}{seen}{scores}{grad}"
 
 
 def golden(problem: FormProblem) -> FormGolden:
@@ -90,13 +116,22 @@ def added(problem: Any, inputs: Tensors) -> Tensors:
 
 
 def dropped(problem: Any, inputs: Tensors) -> Tensors:
-    wide = {name: x.double() if x.dtype.is_floating_point else x for name, x in inputs.items()}
-    case = FormGolden(FormCase("drawn", problem, (), ""), wide)
+    case = FormGolden(FormCase("drawn", problem, (), ""), widened(inputs))
     return dropout.run(runpy.run_path(str(HONEST / "dropout.py"))["target"], case)
 
 
+def packed_truth(problem: Any, inputs: Tensors) -> Tensors:
+    return by_reference(FormGolden(FormCase("drawn", problem, (), ""), widened(inputs)))
+
+
+def widened(inputs: Tensors) -> Tensors:
+    """The same numbers in float64."""
+    return {name: x.double() if x.dtype.is_floating_point else x for name, x in inputs.items()}
+
+
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
-    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped,
+    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "packed": packed_truth,
+    "paged": packed_truth,
 }  # fmt: skip
 
 
