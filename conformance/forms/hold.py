@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, merge, multi_head
+from attnspec.conformance.forms import additive, dropout, merge, multi_head, quantised, rope
+from attnspec.conformance.forms.probe import Probe
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.forms.form import lse_dtype
@@ -22,17 +23,21 @@ SPECIAL = {  # rule of an element that is wrong in rows that see nothing
     "multi_head": "multi-head.empty-row",
     "additive": "additive.mask",
     "dropout": "mask.fully-masked-row",
+    "quantised": "key-lengths.zero",
 }
 
 
 class Form(NamedTuple):
     """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class;
-    axes: of each tensor; rule: of a result that is beyond its budget."""
+    axes: of each tensor; rule: of a result that is beyond its budget; wrong_rule: the rule that names a fault better,
+    from a result's name and where it is wrong, or None; probes: what needs no vector."""
 
     run: Callable[[Target, FormGolden], Tensors]
     budgets: Callable[[FormGolden, str], Tensors]
     axes: dict[str, tuple[str, ...]]
     rule: str
+    wrong_rule: Callable[[str, torch.Tensor, FormGolden], str | None] = lambda *_: None
+    probes: tuple[Probe, ...] = ()
 
 
 FORMS = {
@@ -40,6 +45,8 @@ FORMS = {
     "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE),
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
+    "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, rope.wrong_rule, rope.PROBES),
+    "quantised": Form(quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, probes=quantised.PROBES),
 }
 
 
@@ -58,21 +65,37 @@ class Held:
 
 
 def hold(target: Target, form: str, accuracy: str = "fused", names: tuple[str, ...] = ()) -> Iterator[Held]:
-    """Run a target on the vectors of a form and yield what came of each case.
+    """Run a target on the vectors of a form, then on its probes, and yield what came of each case.
 
-    target: as the module of the form in `attnspec.conformance.forms` says. form: `dropout`, `merge`, `multi_head` or
-    `additive`. accuracy: the class it is held to, `fused` or `eager`. names: cases; none is all of the form. Raises
-    InputError for an unknown form, class or case.
+    target: as the module of the form in `attnspec.conformance.forms` says. form: one of FORMS. accuracy: the class it
+    is held to, `fused` or `eager`. names: cases and probes; none is all of the form. Raises InputError for an unknown
+    form, class or case.
     """
     if form not in FORMS:
         raise InputError(f"unknown form {form!r}: use one of {', '.join(FORMS)}")
     if accuracy not in ("fused", "eager"):
         raise InputError(f"accuracy is {accuracy!r}: use fused or eager")
-    goldens = list(map(load_form, names)) if names else load_forms(form)
+    probes = {probe.name: probe for probe in FORMS[form].probes}
+    stored = [name for name in names if name not in probes]
+    goldens = list(map(load_form, stored)) if names else load_forms(form)
     for golden in goldens:
         if golden.case.form != form:
             raise InputError(f"case {golden.case.name!r} has form {golden.case.form}: leave it out")
         yield hold_case(target, golden, accuracy)
+    for name, probe in probes.items():
+        if not names or name in names:
+            yield hold_probe(target, probe)
+
+
+def hold_probe(target: Target, probe: Probe) -> Held:
+    """Put a target to a probe and return what came of it."""
+    try:
+        probe.hold(target)
+    except NotSupported as reason:
+        return Held(probe.name, "not_supported", (probe.rule,), what=reason.reason)
+    except Violation as found:
+        return Held(probe.name, "fail", (probe.rule,), found.rule, what=found.what, details=found.details)
+    return Held(probe.name, "pass", (probe.rule,))
 
 
 def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> Held:
@@ -111,10 +134,10 @@ def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
 
 
 def _violation(name: str, found: Comparison, golden: FormGolden, form: Form) -> Violation:
-    rule = form.rule
-    if name.startswith("grad_"):
+    rule = form.wrong_rule(name, found.wrong, golden) or form.rule
+    if golden.case.form == "dropout" and name.startswith("grad_"):
         rule = "dropout.backward-mask"
-    elif not bool((found.wrong & ~_empty(name, golden)).any()):
+    elif rule == form.rule and not bool((found.wrong & ~_empty(name, golden)).any()):
         rule = SPECIAL[golden.case.form]
     times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest result may be"
     what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"

@@ -1,11 +1,12 @@
 """The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention."""
+additive attention, rotary position embedding, quantised keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head
+from attnspec.golden.forms import additive, dropout, merge, multi_head, quantised, rope
 from attnspec.golden.forms.form import FormCase, FormProblem
 from attnspec.spec.errors import InputError
 
@@ -14,6 +15,8 @@ FORMS: dict[str, type[FormProblem]] = {
     "merge": merge.MergeProblem,
     "multi_head": multi_head.MultiHeadProblem,
     "additive": additive.AdditiveProblem,
+    "rope": rope.RopeProblem,
+    "quantised": quantised.QuantisedProblem,
 }
 
 
@@ -29,8 +32,9 @@ def problem_of(form: str, text: str) -> FormProblem:
 
 
 def _read() -> Iterator[FormCase]:
-    for module, kind in zip((dropout, merge, multi_head, additive), FORMS.values(), strict=True):
-        for note, problems in module.GROUPS.items():
+    for kind in FORMS.values():
+        groups: dict[str, dict[str, str]] = import_module(kind.__module__).GROUPS
+        for note, problems in groups.items():
             for name, text in problems.items():
                 problem = kind.parse(text)
                 yield FormCase(name, problem, tuple(sorted(set(problem.rules()))), note)

@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 Arrays = dict[str, npt.NDArray[Any]]
 
 LARGEST_SIZE = 4096
-LARGEST_SEED = 2**63 - 1
+LARGEST = {"seed": 2**63 - 1, "first": 2**20, "shift": 2**20}  # by word; of every other, LARGEST_SIZE
 
 
 class FormProblem(ABC):
@@ -73,10 +73,9 @@ class WordProblem(FormProblem):
         format_named(self.dtype)
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(field.default) is int and not 0 <= value <= (
-                LARGEST_SEED if field.name == "seed" else LARGEST_SIZE
-            ):
-                raise InputError(f"{field.name} is {value}: use 0 to {LARGEST_SIZE}")
+            largest = LARGEST.get(field.name, LARGEST_SIZE)
+            if type(field.default) is int and not 0 <= value <= largest:
+                raise InputError(f"{field.name} is {value}: use 0 to {largest}")
         self.check()
 
     def check(self) -> None:
