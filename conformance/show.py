@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from attnspec.conformance.catalogue import BY_NAME, EVERY_CASE, case_named, cases
+from attnspec.conformance.forms.hold import PROBES
 from attnspec.golden.forms import FORM_CASES, form_case
 from attnspec.spec.errors import InputError
 from attnspec.spec.rules import all_rules
@@ -18,6 +19,8 @@ def facts_of(name: str) -> dict[str, Any]:
     if "/" not in name:
         if name in {case.name for case in FORM_CASES}:
             return _form_case(name)
+        if name in PROBES:
+            return _probe(name)
         raise InputError(f"{name!r} is no rule and no case: see `attnspec list rules` and `attnspec list cases`")
     return _case(name)
 
@@ -33,6 +36,8 @@ def rules_with_checks() -> list[dict[str, Any]]:
         for rule_id in stored.rules:
             if rule_id not in EVERY_CASE:
                 enforcing.setdefault(rule_id, {})[form_check(stored.form)] = None
+    for form, probe in PROBES.values():
+        enforcing.setdefault(probe.rule, {})[form_check(form)] = None
     return [
         {"id": rule.id, "strength": rule.strength, "chapter": rule.chapter, "checks": list(enforcing.get(rule.id, {}))}
         for rule in all_rules().values()
@@ -43,6 +48,7 @@ def _rule(rule_id: str) -> dict[str, Any]:
     rule = all_rules()[rule_id]
     enforcing = [case.check for case in cases("full") if rule_id in case.rules]
     enforcing += [form_check(case.form) for case in FORM_CASES if rule_id in case.rules]
+    enforcing += [form_check(form) for form, probe in PROBES.values() if rule_id == probe.rule]
     return {
         "rule": rule.id,
         "strength": rule.strength,
@@ -84,4 +90,15 @@ def _form_case(name: str) -> dict[str, Any]:
         "problem": str(case.problem),
         "rules": list(case.rules),
         "rerun": f"attnspec golden hold TARGET --form {case.form} --case {case.name}",
+    }
+
+
+def _probe(name: str) -> dict[str, Any]:
+    form, probe = PROBES[name]
+    return {
+        "case": name,
+        "form": form,
+        "shows": probe.shows,
+        "rules": [probe.rule],
+        "rerun": f"attnspec golden hold TARGET --form {form} --case {name}",
     }

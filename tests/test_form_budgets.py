@@ -27,7 +27,8 @@ def test_a_budget_is_finite_and_no_smaller_than_the_store_of_the_truth(name: str
         assert budget.isfinite().all()
         assert (eager[tensor] >= budget * (1 - 1e-9)).all()
         if tensor != "lse":
-            assert (budget >= unit * truth.abs()).all()
+            kept = (budget == 0) if form == "rope" else torch.tensor(False)  # position 0, and beyond rotary_dim
+            assert ((budget >= unit * truth.abs()) | kept).all()
 
 
 @pytest.mark.parametrize("form", FORMS)

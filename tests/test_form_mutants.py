@@ -13,7 +13,7 @@ from mutants import all_mutants, mutant_named
 from mutants.forms import FORM_FAMILIES, form_mutants
 from mutants.house import HONEST, Mutant
 
-from attnspec.conformance.forms.hold import FORMS, Held, hold
+from attnspec.conformance.forms.hold import FORMS, PROBES, Held, hold
 from attnspec.golden.forms import FORM_CASES
 from attnspec.spec.rules import all_rules
 
@@ -26,6 +26,12 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "additive": ("additive", "fused"),
     "additive_output": ("additive", "eager"),
     "dropout": ("dropout", "fused"),
+    "rope": ("rope", "fused"),
+    "rope_complex": ("rope", "fused"),
+    "rope_table": ("rope", "eager"),
+    "quantised": ("quantised", "fused"),
+    "quantised_folded": ("quantised", "fused"),
+    "quantised_rounded": ("quantised", "eager"),
 }
 REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
 MUTANTS = [pytest.param(form, m, id=m.name) for form, table in FORM_FAMILIES.items() for m in table]
@@ -72,7 +78,7 @@ def test_every_honest_target_is_held() -> None:
     assert {path.stem for path in (HONEST / "forms").glob("*.py")} == set(HONEST_TARGETS)
 
 
-def test_every_case_kills_a_mutant() -> None:
+def test_every_case_and_every_probe_kills_a_mutant() -> None:
     killers = Counter(
         held.case
         for form, table in FORM_FAMILIES.items()
@@ -80,7 +86,7 @@ def test_every_case_kills_a_mutant() -> None:
         for held in results_of(mutant, form)
         if held.outcome == "fail"
     )
-    assert sorted({case.name for case in FORM_CASES} - killers.keys()) == []
+    assert sorted({*(case.name for case in FORM_CASES), *PROBES} - killers.keys()) == []
 
 
 def test_names_and_faults_are_unique() -> None:
@@ -93,9 +99,10 @@ def test_names_and_faults_are_unique() -> None:
 def test_every_form_has_mutants_of_each_of_its_own_rules() -> None:
     assert set(FORM_FAMILIES) == set(FORMS)
     assert len(form_mutants()) >= 90
-    shared = {"attention", "mask", "softmax", "notation", "grouped", "backward", "accuracy"}
+    shared = {"attention", "mask", "softmax", "notation", "grouped", "backward", "accuracy", "key-lengths"}
     for form, table in FORM_FAMILIES.items():
         cited = {rule for case in FORM_CASES if case.form == form for rule in case.rules}
+        cited |= {probe.rule for probe in FORMS[form].probes}
         own = {rule for rule in cited if rule.partition(".")[0] not in shared}
         planted = {mutant.rule for mutant in table}
         assert own <= planted <= cited <= all_rules().keys()

@@ -49,6 +49,11 @@ FORMS = {
     "quantised": Form(quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, probes=quantised.PROBES),
 }
 
+PROBES: dict[str, tuple[str, Probe]] = {
+    probe.name: (name, probe) for name, form in FORMS.items() for probe in form.probes
+}
+"""Every probe by its name, with its form's."""
+
 
 @dataclass(frozen=True)
 class Held:

@@ -85,7 +85,7 @@ def _errors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what output (heads, q_len, value_dim) and lse (heads, q_len) of a batch element may be off by: what
     attention over dequantised keys and values may be, and the products with the scales. Chapter "accuracy", equation
-    (11)."""
+    (quantised)."""
     rows = Rows.of(q, k, v, None, visible, scale, a)
     ties = score_ties(rows)
     stored = a.scores or a.work  # what a product of scale and number is rounded to

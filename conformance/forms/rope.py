@@ -117,7 +117,7 @@ def rotation_budget(
     """Return rotated queries or keys, and how far each element may be off, float64 (batch, heads, length, head_dim).
 
     x: as stored; positions: of either sign. Elements beyond the rotary dimension and tokens at position 0 are exact.
-    Chapter "accuracy", equation (9).
+    Chapter "accuracy", equation (rope).
     """
     a = arithmetic_of(format_of(x.dtype), accuracy)
     layout = "interleaved" if problem.interleaved else "half_split"
@@ -147,7 +147,7 @@ def _attention_budget(
     golden: FormGolden, query: torch.Tensor, e_q: torch.Tensor, key: torch.Tensor, e_k: torch.Tensor
 ) -> Tensors:
     """Return how far attention may be off where its queries and keys are off by e_q and e_k. Chapter "accuracy",
-    equation (10)."""
+    "Rotation"."""
     problem, value = cast(RopeProblem, golden.case.problem), golden.inputs["value"]
     visible, scale = _visible(problem), problem.d**-0.5
     moved = e_q @ key.abs().transpose(-1, -2) + (query.abs() + e_q) @ e_k.transpose(-1, -2)

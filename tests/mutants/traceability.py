@@ -18,6 +18,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `mutants` is the package, here as under pytest
 
 from attnspec.conformance.catalogue import EVERY_CASE, cases
+from attnspec.conformance.forms.hold import PROBES
 from attnspec.conformance.show import form_check
 from attnspec.golden.cases import CASES
 from attnspec.golden.forms import FORM_CASES
@@ -62,6 +63,8 @@ def traces() -> tuple[Trace, ...]:
         for name in case.rules:
             checks[name][form_check(case.form)] = None
             vectors[name][case.name] = None
+    for form, probe in PROBES.values():
+        checks[probe.rule][form_check(form)] = None
     for mutant in (*all_mutants(), *form_mutants()):
         mutants[mutant.rule][mutant.name] = None
     return tuple(
