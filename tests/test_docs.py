@@ -34,7 +34,6 @@ def test_only_a_reason_in_the_spec_excuses_a_gap() -> None:
         "packed",
         "paged",
         "quantised",
-        "rope",
         "position-bias",
         "document-masks",
         "context-parallel",

@@ -29,6 +29,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "rope": ("rope", "fused"),
     "rope_complex": ("rope", "fused"),
     "rope_table": ("rope", "eager"),
+    "quantise": ("quantise", "fused"),
+    "quantise_nearest": ("quantise", "fused"),
     "quantised": ("quantised", "fused"),
     "quantised_folded": ("quantised", "fused"),
     "quantised_rounded": ("quantised", "eager"),
@@ -71,7 +73,8 @@ def test_the_vectors_accuse_no_honest_target(name: str) -> None:
     assert [(held.case, held.what) for held in results if held.outcome == "fail"] == []
     refused = {held.case for held in results if held.outcome == "not_supported"}
     assert refused == (REFUSED_BY_TORCH if name == "torch_module" else set())
-    assert 0.1 < max(held.error_over_budget or 0.0 for held in results) < 1
+    worst = max(held.error_over_budget or 0.0 for held in results)
+    assert 0.1 < worst < 1 or (form == "quantise" and worst in (0, 1))  # a stored number is right, or one step off
 
 
 def test_every_honest_target_is_held() -> None:

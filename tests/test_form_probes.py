@@ -1,4 +1,4 @@
-"""Rotary and quantised attention as forms: what is asked without a vector, what a target is given, budgets by hand."""
+"""Rotary and quantised forms: what is asked without a vector, what a target is given, budgets by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from attnspec.conformance.forms.hold import FORMS, PROBES, Held, hold, hold_case, hold_probe, statement
 from attnspec.conformance.forms.rope import rotation_budget
 from attnspec.golden.forms import FORM_CASES, form_case, problem_of
+from attnspec.golden.forms.form import FormCase
+from attnspec.golden.forms.quantise import QuantiseProblem, stored_number
 from attnspec.golden.forms.rope import RopeProblem
 from attnspec.golden.store import FormGolden, load_form
 from attnspec.spec.errors import InputError
@@ -229,3 +232,35 @@ def test_eager_allows_the_product_rounded_to_the_querys_dtype_and_fused_does_not
     wide = FormGolden(case, {n: t.float() if n == "query" else t for n, t in golden.tensors.items()})
     off = hold_case(lambda q, *rest, **options: rounded(q.bfloat16(), *rest, **options).float(), wide)
     assert off.rule == "accuracy.quantised-within-budget"
+
+
+def test_stored_numbers_by_hand() -> None:
+    for quotient, number in ((2.5, 2), (3.5, 4), (-0.5, 0), (-1.5, -2), (127.5, 127), (300, 127), (-128.5, -128)):
+        assert stored_number(Fraction(quotient), "int8") == number
+    for quotient, number in (
+        (17, 16),
+        (19, 20),
+        (-21, -20),
+        (460, 448),
+        (-1e9, -448),
+        (2.0**-10, 0),
+        (0.0029296875, 2.0**-8),
+    ):
+        assert stored_number(Fraction(quotient), "e4m3") == number
+
+
+def test_a_step_is_allowed_near_a_boundary_alone() -> None:
+    problem = QuantiseProblem(k=1, d=4)
+    scale, w = torch.tensor(0.375), 2.0**-24
+    key = torch.tensor([2.5, 2.5 * (1 + 2 * w), 2.6, 300.5]) * 0.375
+    tensors = {"key": key.reshape(1, 1, 1, 4), "key_scale": scale}
+    golden = FormGolden(FormCase("by-hand", problem, (), ""), tensors)
+    assert FORMS["quantise"].budgets(golden, "fused")["output"].flatten().tolist() == [1.0, 1.0, 0.0, 0.0]
+    power = replace(golden, tensors=tensors | {"key_scale": torch.tensor(0.25)})
+    assert not FORMS["quantise"].budgets(power, "fused")["output"].any()
+
+
+def test_a_stored_number_of_another_dtype_is_told() -> None:
+    golden = load_form("quantise-int8-float32")
+    found = hold_case(lambda x, scale, dtype: (x / scale).round(), golden)
+    assert (found.outcome, found.what) == ("fail", "output is torch.float32, should be torch.int8")

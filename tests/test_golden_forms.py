@@ -27,7 +27,7 @@ from attnspec.reference.backward import backward
 from attnspec.reference.exact import attention as exact_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
-from attnspec.reference.quantised import quantised_attention
+from attnspec.reference.quantised import quantise, quantised_attention
 from attnspec.reference.rope import frequencies, rotate
 from attnspec.spec.dtypes import FLOAT64
 from attnspec.spec.errors import InputError
@@ -47,6 +47,7 @@ CITED = {
         *(f"rope.{rule}" for rule in ("rotation", "layout", "partial", "position", "distance", "precision")),
         *("rope.gradient", "accuracy.rope-within-budget"),
     },
+    "quantise": {"quantised.rounding"},
     "quantised": {
         *(f"quantised.{rule}" for rule in ("dequantise", "granularity", "absent")),
         *("key-lengths.absent", "key-lengths.zero", "grouped.head-map", "accuracy.quantised-within-budget"),
@@ -79,7 +80,7 @@ def test_every_form_has_cases_in_every_dtype() -> None:
 
 def test_the_dtype_in_a_name_is_that_of_the_tensors(goldens: dict[str, FormGolden]) -> None:
     for name, golden in goldens.items():
-        first = golden.inputs["outputs" if golden.case.form == "merge" else "query"]
+        first = golden.inputs[golden.case.problem.leading]
         assert str(first.dtype) == f"torch.{name.rsplit('-', 1)[1]}"
 
 
@@ -129,6 +130,8 @@ def by_reference(golden: FormGolden) -> Tensors:
         return {"output": given.output, "lse": given.lse, "weights": given.weights}
     if golden.case.form == "rope":
         return HELD["rope"].run(by_formula, golden)
+    if golden.case.form == "quantise":
+        return HELD["quantise"].run(quantise, golden)
     if golden.case.form == "quantised":
         tensors = (x[name] for name in ("query", "key", "value", "key_scale", "value_scale"))
         result = quantised_attention(*tensors, key_lengths=x.get("key_lengths"), **problem.options)  # type: ignore[attr-defined]

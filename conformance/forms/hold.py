@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, merge, multi_head, quantised, rope
+from attnspec.conformance.forms import additive, dropout, merge, multi_head, quantise, quantised, rope
 from attnspec.conformance.forms.probe import Probe
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
@@ -46,6 +46,7 @@ FORMS = {
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
     "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, rope.wrong_rule, rope.PROBES),
+    "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, probes=quantise.PROBES),
     "quantised": Form(quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, probes=quantised.PROBES),
 }
 
@@ -121,7 +122,7 @@ def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
     budget, and for another dtype, shape or device than that of the inputs."""
     form = FORMS[golden.case.form]
     budgets, worst = form.budgets(golden, accuracy), 0.0
-    dtype = golden.inputs["outputs" if golden.case.form == "merge" else "query"].dtype
+    dtype = golden.inputs[golden.case.problem.leading].dtype
     for name, tensor in got.items():
         right = dtype
         if name == "lse":

@@ -1,12 +1,12 @@
 """The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention, rotary position embedding, quantised keys and values."""
+additive attention, rotary position embedding, quantised keys and values, quantising."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head, quantised, rope
+from attnspec.golden.forms import additive, dropout, merge, multi_head, quantise, quantised, rope
 from attnspec.golden.forms.form import FormCase, FormProblem
 from attnspec.spec.errors import InputError
 
@@ -17,6 +17,7 @@ FORMS: dict[str, type[FormProblem]] = {
     "additive": additive.AdditiveProblem,
     "rope": rope.RopeProblem,
     "quantised": quantised.QuantisedProblem,
+    "quantise": quantise.QuantiseProblem,
 }
 
 

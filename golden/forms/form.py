@@ -25,10 +25,12 @@ LARGEST = {"seed": 2**63 - 1, "first": 2**20, "shift": 2**20}  # by word; of eve
 
 
 class FormProblem(ABC):
-    """A problem of a form. form: its name; truths: the names of the true tensors."""
+    """A problem of a form. form: its name; truths: the names of the true tensors; leading: the name of the input whose
+    dtype the results have."""
 
     form: ClassVar[str]
     truths: ClassVar[tuple[str, ...]]
+    leading: ClassVar[str] = "query"
 
     @classmethod
     @abstractmethod

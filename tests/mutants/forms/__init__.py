@@ -5,6 +5,7 @@ from mutants.forms.additive import ADDITIVE
 from mutants.forms.dropout import DROPOUT
 from mutants.forms.merge import MERGE
 from mutants.forms.multi_head import MULTI_HEAD
+from mutants.forms.quantise import QUANTISE
 from mutants.forms.quantised import QUANTISED
 from mutants.forms.rope import ROPE
 from mutants.house import Mutant
@@ -16,6 +17,7 @@ FORM_FAMILIES = {
     "dropout": DROPOUT,
     "rope": ROPE,
     "quantised": QUANTISED,
+    "quantise": QUANTISE,
 }
 
 
