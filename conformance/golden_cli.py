@@ -16,7 +16,7 @@ golden_app = typer.Typer(help="The certified vectors: check, regenerate, compare
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 Folder = Annotated[Path, typer.Argument(help="A folder of vectors.")]
 StoredFolder = Annotated[Path | None, typer.Argument(help="A folder of vectors; default: where they are stored.")]
-Form = Annotated[str, typer.Option(help="dropout, merge, multi_head, additive, packed or paged.")]
+Form = Annotated[str, typer.Option(help="One of those that `golden list` shows.")]
 
 
 @golden_app.command("check")

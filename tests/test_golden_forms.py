@@ -28,6 +28,8 @@ from attnspec.reference.backward import backward
 from attnspec.reference.exact import attention as exact_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
+from attnspec.reference.quantised import quantise, quantised_attention
+from attnspec.reference.rope import frequencies, rotate
 from attnspec.spec.dtypes import FLOAT64
 from attnspec.spec.errors import InputError
 from attnspec.spec.rules import all_rules
@@ -51,6 +53,16 @@ CITED = {
         *(f"paged.{rule}" for rule in ("order", "absent", "page-size", "causal", "packed-queries", "length-range")),
         *("grouped.head-map", "attention.value-dim", "attention.scale-explicit", "mask.fully-masked-row"),
         *("accuracy.output-within-budget", "accuracy.lse-within-budget"),
+    },
+    "rope": {
+        *(f"rope.{rule}" for rule in ("rotation", "layout", "partial", "position", "distance", "precision")),
+        *("rope.gradient", "accuracy.rope-within-budget"),
+    },
+    "quantise": {"quantised.rounding"},
+    "quantised": {
+        *(f"quantised.{rule}" for rule in ("dequantise", "granularity", "absent")),
+        *("key-lengths.absent", "key-lengths.zero", "grouped.head-map", "accuracy.quantised-within-budget"),
+        "mask.visible-nan",
     },
 }
 SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")
@@ -81,7 +93,7 @@ def test_every_form_has_cases_in_every_dtype() -> None:
 
 def test_the_dtype_in_a_name_is_that_of_the_tensors(goldens: dict[str, FormGolden]) -> None:
     for name, golden in goldens.items():
-        first = golden.inputs["outputs" if golden.case.form == "merge" else "query"]
+        first = golden.inputs[golden.case.problem.leading]
         assert str(first.dtype) == f"torch.{name.rsplit('-', 1)[1]}"
 
 
@@ -99,10 +111,23 @@ def test_dropout_cites_its_rules() -> None:
 # ---------------------------------------------------------------- the truth, by other ways
 
 
+def widens(name: str, x: torch.Tensor) -> bool:
+    """Whether a tensor is one of numbers that a float64 call holds in float64."""
+    return x.dtype.is_floating_point and x.element_size() > 1 and not name.endswith("_scale")
+
+
 def widened(golden: FormGolden) -> FormGolden:
     """The same numbers in float64."""
-    wide = {name: x.double() if x.dtype.is_floating_point else x for name, x in golden.tensors.items()}
+    wide = {name: x.double() if widens(name, x) else x for name, x in golden.tensors.items()}
     return replace(golden, tensors=wide)
+
+
+def by_formula(
+    x: torch.Tensor, positions: torch.Tensor, *, rotary_dim: int = 0, base: float = 10000.0, interleaved: bool = False
+) -> torch.Tensor:
+    """The rotation of the float64 reference."""
+    layout = "interleaved" if interleaved else "half_split"
+    return rotate(x, positions, frequencies(rotary_dim or x.shape[-1], base), layout)
 
 
 def by_reference(golden: FormGolden) -> Tensors:
@@ -116,6 +141,14 @@ def by_reference(golden: FormGolden) -> Tensors:
         network = (x[name] for name in ("query", "key", "value", "w_q", "w_k", "v_a"))
         given = additive_attention(*network, attn_mask=x.get("attn_mask"), is_causal=problem.causal)  # type: ignore[attr-defined]
         return {"output": given.output, "lse": given.lse, "weights": given.weights}
+    if golden.case.form == "rope":
+        return HELD["rope"].run(by_formula, golden)
+    if golden.case.form == "quantise":
+        return HELD["quantise"].run(quantise, golden)
+    if golden.case.form == "quantised":
+        tensors = (x[name] for name in ("query", "key", "value", "key_scale", "value_scale"))
+        result = quantised_attention(*tensors, key_lengths=x.get("key_lengths"), **problem.options)  # type: ignore[attr-defined]
+        return {"output": result.output, "lse": result.lse}
     if golden.case.form == "multi_head":
         return {"output": HELD["multi_head"].run(MultiHeadAttention, golden)["output"]}
     if golden.case.form in ("packed", "paged"):

@@ -1,11 +1,13 @@
 """The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention, packed sequences, paged keys and values."""
+additive attention, packed sequences, paged keys and values, rotary position embedding, quantised keys and values,
+quantising."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head, packed, paged
+from attnspec.golden.forms import additive, dropout, merge, multi_head, packed, paged, quantise, quantised, rope
 from attnspec.golden.forms.form import FormCase, FormProblem
 from attnspec.spec.errors import InputError
 
@@ -16,6 +18,9 @@ FORMS: dict[str, type[FormProblem]] = {
     "additive": additive.AdditiveProblem,
     "packed": packed.PackedProblem,
     "paged": paged.PagedProblem,
+    "rope": rope.RopeProblem,
+    "quantised": quantised.QuantisedProblem,
+    "quantise": quantise.QuantiseProblem,
 }
 
 
@@ -31,8 +36,9 @@ def problem_of(form: str, text: str) -> FormProblem:
 
 
 def _read() -> Iterator[FormCase]:
-    for module, kind in zip((dropout, merge, multi_head, additive, packed, paged), FORMS.values(), strict=True):
-        for note, problems in module.GROUPS.items():
+    for kind in FORMS.values():
+        groups: dict[str, dict[str, str]] = import_module(kind.__module__).GROUPS
+        for note, problems in groups.items():
             for name, text in problems.items():
                 problem = kind.parse(text)
                 yield FormCase(name, problem, tuple(sorted(set(problem.rules()))), note)

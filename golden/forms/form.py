@@ -21,14 +21,16 @@ Tensors = dict[str, torch.Tensor]
 Arrays = dict[str, npt.NDArray[Any]]
 
 LARGEST_SIZE = 4096
-LARGEST_SEED = 2**63 - 1
+LARGEST = {"seed": 2**63 - 1, "first": 2**20, "shift": 2**20}  # by word; of every other, LARGEST_SIZE
 
 
 class FormProblem(ABC):
-    """A problem of a form. form: its name; truths: the names of the true tensors."""
+    """A problem of a form. form: its name; truths: the names of the true tensors; leading: the name of the input whose
+    dtype the results have."""
 
     form: ClassVar[str]
     truths: ClassVar[tuple[str, ...]]
+    leading: ClassVar[str] = "query"
 
     @classmethod
     @abstractmethod
@@ -73,10 +75,9 @@ class WordProblem(FormProblem):
         format_named(self.dtype)
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(field.default) is int and not 0 <= value <= (
-                LARGEST_SEED if field.name == "seed" else LARGEST_SIZE
-            ):
-                raise InputError(f"{field.name} is {value}: use 0 to {LARGEST_SIZE}")
+            largest = LARGEST.get(field.name, LARGEST_SIZE)
+            if type(field.default) is int and not 0 <= value <= largest:
+                raise InputError(f"{field.name} is {value}: use 0 to {largest}")
         self.check()
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """Faults of what is no bare attention kernel, a module a form. Each is its base in `tests/honest/forms` with one
 planted fault, and a vector of the form or a call that must be refused, which cites the rule, must find it."""
 
-from mutants.forms import additive, dropout, merge, multi_head, packed, paged
+from mutants.forms import additive, dropout, merge, multi_head, packed, paged, quantise, quantised, rope
 from mutants.house import Mutant
 
 FORM_FAMILIES = {
@@ -11,6 +11,9 @@ FORM_FAMILIES = {
     "dropout": dropout.MUTANTS,
     "packed": packed.MUTANTS,
     "paged": paged.MUTANTS,
+    "rope": rope.MUTANTS,
+    "quantised": quantised.MUTANTS,
+    "quantise": quantise.MUTANTS,
 }
 
 
