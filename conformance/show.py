@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from attnspec.conformance.catalogue import BY_NAME, EVERY_CASE, case_named, cases
-from attnspec.golden.forms import FORM_CASES, form_case
+from attnspec.golden.forms import FORM_CASES, REFUSALS, form_case
+from attnspec.golden.forms.form import Refusal
 from attnspec.spec.errors import InputError
 from attnspec.spec.rules import all_rules
 
@@ -18,6 +19,10 @@ def facts_of(name: str) -> dict[str, Any]:
     if "/" not in name:
         if name in {case.name for case in FORM_CASES}:
             return _form_case(name)
+        for form, refusals in REFUSALS.items():
+            for refusal in refusals:
+                if refusal.name == name:
+                    return _refusal(form, refusal)
         raise InputError(f"{name!r} is no rule and no case: see `attnspec list rules` and `attnspec list cases`")
     return _case(name)
 
@@ -33,6 +38,9 @@ def rules_with_checks() -> list[dict[str, Any]]:
         for rule_id in stored.rules:
             if rule_id not in EVERY_CASE:
                 enforcing.setdefault(rule_id, {})[form_check(stored.form)] = None
+    for form, refusals in REFUSALS.items():
+        for refusal in refusals:
+            enforcing.setdefault(refusal.rule, {})[form_check(form)] = None
     return [
         {"id": rule.id, "strength": rule.strength, "chapter": rule.chapter, "checks": list(enforcing.get(rule.id, {}))}
         for rule in all_rules().values()
@@ -43,6 +51,7 @@ def _rule(rule_id: str) -> dict[str, Any]:
     rule = all_rules()[rule_id]
     enforcing = [case.check for case in cases("full") if rule_id in case.rules]
     enforcing += [form_check(case.form) for case in FORM_CASES if rule_id in case.rules]
+    enforcing += [form_check(form) for form, found in REFUSALS.items() for refusal in found if refusal.rule == rule_id]
     return {
         "rule": rule.id,
         "strength": rule.strength,
@@ -73,6 +82,17 @@ def _case(case_id: str) -> dict[str, Any]:
 def form_check(form: str) -> str:
     """Return what enforces the rules of a form's cases: `attnspec golden hold`."""
     return f"golden hold --form {form}"
+
+
+def _refusal(form: str, refusal: Refusal) -> dict[str, Any]:
+    return {
+        "case": refusal.name,
+        "form": form,
+        "shows": f"a call that must be refused: {refusal.note}",
+        "sound call": refusal.case,
+        "rules": [refusal.rule],
+        "rerun": f"attnspec golden hold TARGET --form {form} --case {refusal.name}",
+    }
 
 
 def _form_case(name: str) -> dict[str, Any]:

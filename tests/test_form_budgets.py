@@ -19,7 +19,7 @@ def test_a_budget_is_finite_and_no_smaller_than_the_store_of_the_truth(name: str
     golden = load_form(name)
     form = golden.case.form
     fused, eager = (FORMS[form].budgets(golden, accuracy) for accuracy in ("fused", "eager"))
-    first = golden.inputs["outputs" if form == "merge" else "query"]
+    first = golden.inputs[golden.case.problem.leading]
     unit = format_of(first.dtype).unit_roundoff
     for tensor, budget in fused.items():
         truth = golden.truth[tensor]

@@ -14,7 +14,7 @@ from mutants.forms import FORM_FAMILIES, form_mutants
 from mutants.house import HONEST, Mutant
 
 from attnspec.conformance.forms.hold import FORMS, Held, hold
-from attnspec.golden.forms import FORM_CASES
+from attnspec.golden.forms import FORM_CASES, REFUSALS
 from attnspec.spec.rules import all_rules
 
 HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
@@ -26,6 +26,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "additive": ("additive", "fused"),
     "additive_output": ("additive", "eager"),
     "dropout": ("dropout", "fused"),
+    "latent_expanded": ("latent", "fused"),
+    "latent_absorbed": ("latent", "fused"),
 }
 REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
 MUTANTS = [pytest.param(form, m, id=m.name) for form, table in FORM_FAMILIES.items() for m in table]
@@ -80,7 +82,9 @@ def test_every_case_kills_a_mutant() -> None:
         for held in results_of(mutant, form)
         if held.outcome == "fail"
     )
+    refusals = {refusal.name for found in REFUSALS.values() for refusal in found}
     assert sorted({case.name for case in FORM_CASES} - killers.keys()) == []
+    assert sorted(refusals - killers.keys()) == []
 
 
 def test_names_and_faults_are_unique() -> None:
@@ -96,6 +100,7 @@ def test_every_form_has_mutants_of_each_of_its_own_rules() -> None:
     shared = {"attention", "mask", "softmax", "notation", "grouped", "backward", "accuracy"}
     for form, table in FORM_FAMILIES.items():
         cited = {rule for case in FORM_CASES if case.form == form for rule in case.rules}
+        cited |= {refusal.rule for refusal in REFUSALS[form]}
         own = {rule for rule in cited if rule.partition(".")[0] not in shared}
         planted = {mutant.rule for mutant in table}
         assert own <= planted <= cited <= all_rules().keys()

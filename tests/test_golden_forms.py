@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from form_references import by_reference
 
 from attnspec.conformance.comparison import compare
 from attnspec.conformance.forms.hold import FORMS as HELD
@@ -21,12 +21,8 @@ from attnspec.golden.forms import FORM_CASES, FORMS, form_case, problem_of
 from attnspec.golden.forms.form import FormCase
 from attnspec.golden.regenerate import make, regenerate
 from attnspec.golden.store import FormGolden, check, load, load_form, load_forms
-from attnspec.reference.additive import additive_attention
 from attnspec.reference.attention import attention
-from attnspec.reference.backward import backward
 from attnspec.reference.exact import attention as exact_attention
-from attnspec.reference.merge import Part, merge
-from attnspec.reference.multi_head import MultiHeadAttention
 from attnspec.spec.dtypes import FLOAT64
 from attnspec.spec.errors import InputError
 from attnspec.spec.rules import all_rules
@@ -41,6 +37,12 @@ CITED = {
         *("attention.scale-default", "accuracy.multi-head-within-budget"),
     },
     "additive": {"additive.score", "additive.softmax", "additive.mask", "accuracy.additive-within-budget"},
+    "latent": {
+        *(f"latent.{rule}" for rule in ("expanded", "absorbed", "scale", "shared-rope")),
+        *(f"key-lengths.{rule}" for rule in ("visible", "absent", "causal", "zero")),
+        *("attention.scale-explicit", "mask.causal-upper-left", "mask.fully-masked-row", "softmax.lse"),
+        "accuracy.latent-within-budget",
+    },
 }
 SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")
 
@@ -69,7 +71,7 @@ def test_every_form_has_cases_in_every_dtype() -> None:
 
 def test_the_dtype_in_a_name_is_that_of_the_tensors(goldens: dict[str, FormGolden]) -> None:
     for name, golden in goldens.items():
-        first = golden.inputs["outputs" if golden.case.form == "merge" else "query"]
+        first = golden.inputs[golden.case.problem.leading]
         assert str(first.dtype) == f"torch.{name.rsplit('-', 1)[1]}"
 
 
@@ -91,31 +93,6 @@ def widened(golden: FormGolden) -> FormGolden:
     """The same numbers in float64."""
     wide = {name: x.double() if x.dtype.is_floating_point else x for name, x in golden.tensors.items()}
     return replace(golden, tensors=wide)
-
-
-def by_reference(golden: FormGolden) -> Tensors:
-    """What the float64 reference says."""
-    x, problem = golden.inputs, golden.case.problem
-    options: dict[str, Any]
-    if golden.case.form == "merge":
-        found = merge([Part(*part) for part in zip(x["outputs"], x["lses"], strict=True)])
-        return {"output": found.output, "lse": found.lse}
-    if golden.case.form == "additive":
-        network = (x[name] for name in ("query", "key", "value", "w_q", "w_k", "v_a"))
-        given = additive_attention(*network, attn_mask=x.get("attn_mask"), is_causal=problem.causal)  # type: ignore[attr-defined]
-        return {"output": given.output, "lse": given.lse, "weights": given.weights}
-    if golden.case.form == "multi_head":
-        return {"output": HELD["multi_head"].run(MultiHeadAttention, golden)["output"]}
-    options = {**problem.options, "attn_mask": x.get("attn_mask"), "keep": x["keep"], "dropout_p": problem.dropout_p}  # type: ignore[attr-defined]
-    result = attention(x["query"], x["key"], x["value"], **options)
-    found = {"output": result.output, "lse": result.lse}
-    if "grad_output" in x:
-        if options["dropout_p"] == 1:
-            return found | {f"grad_{name}": torch.zeros_like(x[name]) for name in ("query", "key", "value")}
-        tensors = (x[name] for name in ("query", "key", "value", "grad_output"))
-        gradients = backward(*tensors, grad_lse=x.get("grad_lse"), **options)
-        found |= {f"grad_{name}": getattr(gradients, name) for name in ("query", "key", "value")}
-    return found
 
 
 @pytest.mark.parametrize("name", [case.name for case in FORM_CASES])

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, merge, multi_head
+from attnspec.conformance.forms import additive, dropout, latent, merge, multi_head
+from attnspec.conformance.forms.refusals import refuse
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.golden.forms.form import lse_dtype
+from attnspec.golden.forms import REFUSALS
+from attnspec.golden.forms.form import Refusal, lse_dtype
 from attnspec.golden.store import FormGolden, load_form, load_forms
 from attnspec.spec.dtypes import format_of
 from attnspec.spec.errors import InputError
@@ -22,6 +24,7 @@ SPECIAL = {  # rule of an element that is wrong in rows that see nothing
     "multi_head": "multi-head.empty-row",
     "additive": "additive.mask",
     "dropout": "mask.fully-masked-row",
+    "latent": "mask.fully-masked-row",
 }
 
 
@@ -40,6 +43,7 @@ FORMS = {
     "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE),
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
+    "latent": Form(latent.run, latent.budgets, latent.AXES, latent.RULE),
 }
 
 
@@ -58,21 +62,25 @@ class Held:
 
 
 def hold(target: Target, form: str, accuracy: str = "fused", names: tuple[str, ...] = ()) -> Iterator[Held]:
-    """Run a target on the vectors of a form and yield what came of each case.
+    """Run a target on the vectors of a form, and on the calls that it must refuse, and yield what came of each.
 
-    target: as the module of the form in `attnspec.conformance.forms` says. form: `dropout`, `merge`, `multi_head` or
-    `additive`. accuracy: the class it is held to, `fused` or `eager`. names: cases; none is all of the form. Raises
-    InputError for an unknown form, class or case.
+    target: as the module of the form in `attnspec.conformance.forms` says. form: one of `FORMS`. accuracy: the class
+    it is held to, `fused` or `eager`. names: cases and refusals; none is all of the form. Raises InputError for an
+    unknown form, class or case.
     """
     if form not in FORMS:
         raise InputError(f"unknown form {form!r}: use one of {', '.join(FORMS)}")
     if accuracy not in ("fused", "eager"):
         raise InputError(f"accuracy is {accuracy!r}: use fused or eager")
-    goldens = list(map(load_form, names)) if names else load_forms(form)
+    refusals = [refusal for refusal in REFUSALS[form] if not names or refusal.name in names]
+    stored = set(names) - {refusal.name for refusal in refusals}
+    goldens = load_forms(form) if not names else [load_form(name) for name in names if name in stored]
     for golden in goldens:
         if golden.case.form != form:
             raise InputError(f"case {golden.case.name!r} has form {golden.case.form}: leave it out")
         yield hold_case(target, golden, accuracy)
+    for refusal in refusals:
+        yield hold_refusal(target, form, refusal)
 
 
 def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> Held:
@@ -88,12 +96,24 @@ def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> He
     return Held(case.name, "pass", case.rules, error_over_budget=worst)
 
 
+def hold_refusal(target: Target, form: str, refusal: Refusal) -> Held:
+    """Make a call that a target must refuse and return what came of it."""
+    rules = (refusal.rule,)
+    try:
+        refuse(target, refusal, FORMS[form].run)
+    except NotSupported as reason:
+        return Held(refusal.name, "not_supported", rules, what=reason.reason)
+    except Violation as found:
+        return Held(refusal.name, "fail", rules, found.rule, what=found.what)
+    return Held(refusal.name, "pass", rules)
+
+
 def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
     """Return the worst error over budget of what a target returned. Raises Violation where an element is beyond its
     budget, and for another dtype, shape or device than that of the inputs."""
-    form = FORMS[golden.case.form]
+    form, leading = FORMS[golden.case.form], golden.case.problem.leading
     budgets, worst = form.budgets(golden, accuracy), 0.0
-    dtype = golden.inputs["outputs" if golden.case.form == "merge" else "query"].dtype
+    dtype = golden.inputs[leading].dtype if leading else torch.float64
     for name, tensor in got.items():
         right = dtype
         if name == "lse":

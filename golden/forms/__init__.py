@@ -1,12 +1,12 @@
-"""The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention."""
+"""The forms of golden cases beside a bare attention call, a module a form."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head
-from attnspec.golden.forms.form import FormCase, FormProblem
+from attnspec.golden.forms import additive, dropout, latent, merge, multi_head
+from attnspec.golden.forms.form import FormCase, FormProblem, Refusal
 from attnspec.spec.errors import InputError
 
 FORMS: dict[str, type[FormProblem]] = {
@@ -14,6 +14,7 @@ FORMS: dict[str, type[FormProblem]] = {
     "merge": merge.MergeProblem,
     "multi_head": multi_head.MultiHeadProblem,
     "additive": additive.AdditiveProblem,
+    "latent": latent.LatentProblem,
 }
 
 
@@ -29,14 +30,17 @@ def problem_of(form: str, text: str) -> FormProblem:
 
 
 def _read() -> Iterator[FormCase]:
-    for module, kind in zip((dropout, merge, multi_head, additive), FORMS.values(), strict=True):
-        for note, problems in module.GROUPS.items():
+    for kind in FORMS.values():
+        for note, problems in sys.modules[kind.__module__].GROUPS.items():
             for name, text in problems.items():
                 problem = kind.parse(text)
                 yield FormCase(name, problem, tuple(sorted(set(problem.rules()))), note)
 
 
 FORM_CASES = tuple(_read())
+REFUSALS: dict[str, tuple[Refusal, ...]] = {  # of each form
+    form: getattr(sys.modules[kind.__module__], "REFUSALS", ()) for form, kind in FORMS.items()
+}
 
 
 def form_case(name: str) -> FormCase:

@@ -7,7 +7,8 @@ does not mention has its default. `parse` reads it, `str` writes it, and the two
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import numpy.typing as npt
@@ -25,10 +26,12 @@ LARGEST_SEED = 2**63 - 1
 
 
 class FormProblem(ABC):
-    """A problem of a form. form: its name; truths: the names of the true tensors."""
+    """A problem of a form. form: its name; truths: the names of the true tensors; leading: the input whose dtype the
+    results have, "" where they are compared as numbers of any dtype."""
 
     form: ClassVar[str]
     truths: ClassVar[tuple[str, ...]]
+    leading: ClassVar[str] = "query"
 
     @classmethod
     @abstractmethod
@@ -71,12 +74,10 @@ class WordProblem(FormProblem):
     def __post_init__(self) -> None:
         """Raise InputError for sizes and names that no case has."""
         format_named(self.dtype)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if type(field.default) is int and not 0 <= value <= (
-                LARGEST_SEED if field.name == "seed" else LARGEST_SIZE
-            ):
-                raise InputError(f"{field.name} is {value}: use 0 to {LARGEST_SIZE}")
+        for word in fields(self):
+            value = getattr(self, word.name)
+            if type(word.default) is int and not 0 <= value <= (LARGEST_SEED if word.name == "seed" else LARGEST_SIZE):
+                raise InputError(f"{word.name} is {value}: use 0 to {LARGEST_SIZE}")
         self.check()
 
     def check(self) -> None:
@@ -85,26 +86,26 @@ class WordProblem(FormProblem):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a problem's string. Raises InputError that names the word at fault."""
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+        defaults: dict[str, Any] = {word.name: word.default for word in fields(cls)}
         given: dict[str, Any] = {}
-        for word in text.split("/"):
-            name, equals, value = word.partition("=")
+        for said in text.split("/"):
+            name, equals, value = said.partition("=")
             if name not in defaults or name in given:
-                raise InputError(f"word {word!r} in {text!r} is unknown or stands twice: use {', '.join(defaults)}")
+                raise InputError(f"word {said!r} in {text!r} is unknown or stands twice: use {', '.join(defaults)}")
             kind = type(defaults[name])
             try:
                 given[name] = True if kind is bool and not equals else kind(value)
             except ValueError:
-                raise InputError(f"word {word!r} in {text!r} has no readable value") from None
+                raise InputError(f"word {said!r} in {text!r} has no readable value") from None
         return cls(**given)
 
     def __str__(self) -> str:
         said = []
-        for field in sorted(fields(self), key=lambda field: field.name in ("dtype", "seed")):  # these two come last
-            value = getattr(self, field.name)
-            if value != field.default:
+        for word in sorted(fields(self), key=lambda word: word.name in ("dtype", "seed")):  # these two come last
+            value = getattr(self, word.name)
+            if value != word.default:
                 number = f"{value:g}" if isinstance(value, float) else value
-                said.append(field.name if value is True else f"{field.name}={number}")
+                said.append(word.name if value is True else f"{word.name}={number}")
         return "/".join(said)
 
 
@@ -122,6 +123,25 @@ class FormCase:
     def form(self) -> str:
         """The form's name."""
         return self.problem.form
+
+
+def as_they_are(inputs: Tensors) -> Tensors:
+    """Return the inputs."""
+    return inputs
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A call that must be refused with an exception: that of a stored case with one thing changed. name: a slug,
+    permanent; case: the name of the sound call; rule: the id of the rule that refuses; note: what is wrong, for a
+    reader; inputs: what becomes of the tensors; words: fields of the problem that are others."""
+
+    name: str
+    case: str
+    rule: str
+    note: str
+    inputs: Callable[[Tensors], Tensors] = as_they_are
+    words: Mapping[str, Any] = field(default_factory=dict)
 
 
 def lse_dtype(dtype: str) -> str:

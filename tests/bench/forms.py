@@ -28,6 +28,7 @@ from attnspec.golden.forms import FORMS as PROBLEMS
 from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
 from attnspec.golden.store import FormGolden
 from attnspec.reference.additive import additive_attention
+from attnspec.reference.latent import latent_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
 
@@ -39,6 +40,7 @@ TARGETS = {  # form: target, accuracy class
                    ("torch_module", "fused")),
     "additive": (("additive", "fused"), ("additive_output", "eager")),
     "dropout": (("dropout", "fused"),),
+    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused")),
 }  # fmt: skip
 
 
@@ -57,6 +59,10 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         mask = rng.choice(["", "mask=padding/", "mask=rows/", "causal/"])
         dims = f"query_dim={rng.choice([2, 16, 64])}/key_dim={rng.choice([2, 16, 64])}/hidden={rng.choice([1, 16, 64])}"
         return f"b={b}/h={h}/q={q}/k={k}/{dims}/{mask}scores={scores}/{end}"
+    if form == "latent":
+        lengths = rng.choice(["", "lengths=ragged/", "causal=upper_left/", "lengths=ragged/causal=lower_right/"])
+        dims = f"nope={rng.choice([2, 16, 64])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, 128])}"
+        return f"b={b}/h={h}/q={q}/k={k}/{dims}/dv={rng.choice([2, 16, 64])}/{lengths}scores={scores}/{end}"
     mask = rng.choice(["", "causal/", "mask=bool.bhqk.random/"])
     grad = rng.choice(["", "grad/"])
     order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
@@ -95,8 +101,16 @@ def dropped(problem: Any, inputs: Tensors) -> Tensors:
     return dropout.run(runpy.run_path(str(HONEST / "dropout.py"))["target"], case)
 
 
+def latent(problem: Any, inputs: Tensors) -> Tensors:
+    tensors = (inputs[name] for name in ("query", "latent", "key_rope", "w_uk", "w_uv"))
+    corner = "lower_right" if problem.causal == "lower_right" else "upper_left"
+    options = {"is_causal": problem.causal != "none", "causal_alignment": corner}
+    found = latent_attention(*tensors, key_lengths=inputs.get("key_lengths"), **options)
+    return {"output": found.output, "lse": found.lse}
+
+
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
-    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped,
+    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "latent": latent,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ if not __package__:
 from attnspec.conformance.catalogue import EVERY_CASE, cases
 from attnspec.conformance.show import form_check
 from attnspec.golden.cases import CASES
-from attnspec.golden.forms import FORM_CASES
+from attnspec.golden.forms import FORM_CASES, REFUSALS
 from attnspec.spec.rules import Rule, all_rules
 from mutants import all_mutants
 from mutants.forms import form_mutants
@@ -62,6 +62,9 @@ def traces() -> tuple[Trace, ...]:
         for name in case.rules:
             checks[name][form_check(case.form)] = None
             vectors[name][case.name] = None
+    for form, refusals in REFUSALS.items():
+        for refusal in refusals:
+            checks[refusal.rule][form_check(form)] = None
     for mutant in (*all_mutants(), *form_mutants()):
         mutants[mutant.rule][mutant.name] = None
     return tuple(
