@@ -9,7 +9,19 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, latent, merge, multi_head
+from attnspec.conformance.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    prefix_lm,
+    relative_bias,
+    relative_bucket,
+)
 from attnspec.conformance.forms.refusals import refuse
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
@@ -44,6 +56,12 @@ FORMS = {
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
     "latent": Form(latent.run, latent.budgets, latent.AXES, latent.RULE),
+    "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
+    "alibi_bias": Form(alibi_bias.run, alibi_bias.budgets, alibi_bias.AXES, alibi_bias.RULE),
+    "relative_bucket": Form(relative_bucket.run, relative_bucket.budgets, relative_bucket.AXES, relative_bucket.RULE),
+    "relative_bias": Form(relative_bias.run, relative_bias.budgets, relative_bias.AXES, relative_bias.RULE),
+    "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
+    "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE),
 }
 
 

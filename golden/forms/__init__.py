@@ -5,7 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from attnspec.golden.forms import additive, dropout, latent, merge, multi_head
+from attnspec.golden.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    prefix_lm,
+    relative_bias,
+    relative_bucket,
+)
 from attnspec.golden.forms.form import FormCase, FormProblem, Refusal
 from attnspec.spec.errors import InputError
 
@@ -15,6 +27,12 @@ FORMS: dict[str, type[FormProblem]] = {
     "multi_head": multi_head.MultiHeadProblem,
     "additive": additive.AdditiveProblem,
     "latent": latent.LatentProblem,
+    "alibi_slopes": alibi_slopes.AlibiSlopesProblem,
+    "alibi_bias": alibi_bias.AlibiBiasProblem,
+    "relative_bucket": relative_bucket.RelativeBucketProblem,
+    "relative_bias": relative_bias.RelativeBiasProblem,
+    "document_mask": document_mask.DocumentMaskProblem,
+    "prefix_lm": prefix_lm.PrefixLmProblem,
 }
 
 

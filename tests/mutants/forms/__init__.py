@@ -2,10 +2,13 @@
 planted fault, and the vectors of the form, of a case that cites the rule, must find it."""
 
 from mutants.forms.additive import ADDITIVE
+from mutants.forms.alibi import ALIBI_BIAS, ALIBI_SLOPES
+from mutants.forms.document_masks import DOCUMENT_MASK, PREFIX_LM
 from mutants.forms.dropout import DROPOUT
 from mutants.forms.latent import LATENT
 from mutants.forms.merge import MERGE
 from mutants.forms.multi_head import MULTI_HEAD
+from mutants.forms.relative_bias import RELATIVE_BIAS, RELATIVE_BUCKET
 from mutants.house import Mutant
 
 FORM_FAMILIES = {
@@ -14,6 +17,12 @@ FORM_FAMILIES = {
     "additive": ADDITIVE,
     "dropout": DROPOUT,
     "latent": LATENT,
+    "alibi_slopes": ALIBI_SLOPES,
+    "alibi_bias": ALIBI_BIAS,
+    "relative_bucket": RELATIVE_BUCKET,
+    "relative_bias": RELATIVE_BIAS,
+    "document_mask": DOCUMENT_MASK,
+    "prefix_lm": PREFIX_LM,
 }
 
 
