@@ -8,6 +8,7 @@ import torch
 
 from attnspec.conformance.forms.hold import FORMS as HELD
 from attnspec.golden.store import FormGolden
+from attnspec.reference import alibi, document_masks, relative_bias
 from attnspec.reference.additive import additive_attention
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
@@ -61,10 +62,51 @@ def _latent(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
     return {"output": found.output, "lse": found.lse}
 
 
+def _alibi_slopes(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    return {"slopes": alibi.slopes(problem.heads)}
+
+
+def _alibi_bias(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    lengths = x.get("key_lengths")
+    options = {"form": problem.side, "alignment": problem.corner, "key_lengths": lengths}
+    found = alibi.bias(x["alibi_slopes"], alibi.distance(problem.q, problem.k, **options))
+    if lengths is not None:
+        found = torch.where(torch.arange(problem.k) < lengths[:, None, None, None], found, 0.0)
+    return {"bias": found}
+
+
+def _relative_bucket(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    options = {"num_buckets": problem.buckets, "max_distance": problem.max_distance}
+    return {"buckets": relative_bias.bucket(x["distance"], bidirectional=not problem.causal, **options).double()}
+
+
+def _relative_bias(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    options = {"max_distance": problem.max_distance, "bidirectional": not problem.causal}
+    options["alignment"] = problem.corner
+    return {"bias": relative_bias.relative_bias(x["table"], problem.q, problem.k, **options)}
+
+
+def _document_mask(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    if problem.causal:
+        return {"visible": document_masks.causal_document(x["key_documents"]).double()}
+    return {"visible": document_masks.same_document(x["query_documents"], x["key_documents"]).double()}
+
+
+def _prefix_lm(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    found = document_masks.prefix_lm(problem.q, problem.k, x["prefix_lengths"], problem.corner)
+    return {"visible": found.double()}
+
+
 REFERENCES = {
     "merge": _merge,
     "additive": _additive,
     "multi_head": _multi_head,
     "dropout": _dropout,
     "latent": _latent,
+    "alibi_slopes": _alibi_slopes,
+    "alibi_bias": _alibi_bias,
+    "relative_bucket": _relative_bucket,
+    "relative_bias": _relative_bias,
+    "document_mask": _document_mask,
+    "prefix_lm": _prefix_lm,
 }

@@ -92,7 +92,7 @@ ALIBI_BIAS = (
            "validation-or-degenerate/reference-wrong", SHAPE),
     Mutant("alibi-slopes-of-three-dimensions-taken", "forms/alibi_bias_by_slot", " or alibi_slopes.dim() > 2", "",
            "validation-or-degenerate/reference-wrong", SHAPE,
-           also=(("alibi_slopes.dim() == 1 else alibi_slopes", "alibi_slopes.dim() == 1 else alibi_slopes.flatten(1)"),)),
+           also=((" == 1 else alibi_slopes\n", " == 1 else alibi_slopes.flatten(1)\n"),)),
     Mutant("alibi-slopes-of-another-batch-taken", "forms/alibi_bias_by_slot", "len(per_batch) not in (1, len(lengths))",
            "False", "validation-or-degenerate/reference-wrong", SHAPE,
            also=(("per_batch.expand(len(lengths), -1)",
