@@ -97,6 +97,20 @@ def _prefix_lm(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
     return {"visible": found.double()}
 
 
+def _alibi(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    found = alibi.alibi_attention(
+        *(x[name] for name in ("query", "key", "value", "alibi_slopes")),
+        form=problem.side,
+        alignment=problem.measured or None,
+        is_causal=problem.causal,
+        causal_alignment=problem.corner,
+        scale=problem.scale or None,
+        enable_gqa=problem.hq != problem.hkv,
+        key_lengths=x.get("key_lengths"),
+    )
+    return {"output": found.output, "lse": found.lse}
+
+
 REFERENCES = {
     "merge": _merge,
     "additive": _additive,
@@ -109,4 +123,5 @@ REFERENCES = {
     "relative_bias": _relative_bias,
     "document_mask": _document_mask,
     "prefix_lm": _prefix_lm,
+    "alibi": _alibi,
 }

@@ -49,6 +49,11 @@ CITED = {
     "relative_bias": {f"relative-bias.{rule}" for rule in ("bucket", "direction", "head", "offset")},
     "document_mask": {f"document-mask.{rule}" for rule in ("same-document", "causal", "padding")},
     "prefix_lm": {"prefix-lm.visible"},
+    "alibi": {
+        *("alibi.bias", "alibi.form", "alibi.offset", "accuracy.alibi-within-budget", "attention.scale-explicit"),
+        *("grouped.head-map", "key-lengths.visible", "key-lengths.zero", "mask.fully-masked-row"),
+        "mask.causal-upper-left",
+    },
 }
 WITHOUT_DTYPE = {"alibi_slopes", "relative_bucket", "document_mask", "prefix_lm"}  # numbers and masks alone
 SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")

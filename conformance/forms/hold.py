@@ -11,6 +11,7 @@ import torch
 from attnspec.conformance.comparison import Comparison, compare
 from attnspec.conformance.forms import (
     additive,
+    alibi,
     alibi_bias,
     alibi_slopes,
     document_mask,
@@ -37,6 +38,7 @@ SPECIAL = {  # rule of an element that is wrong in rows that see nothing
     "additive": "additive.mask",
     "dropout": "mask.fully-masked-row",
     "latent": "mask.fully-masked-row",
+    "alibi": "mask.fully-masked-row",
 }
 
 
@@ -62,6 +64,7 @@ FORMS = {
     "relative_bias": Form(relative_bias.run, relative_bias.budgets, relative_bias.AXES, relative_bias.RULE),
     "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
     "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE),
+    "alibi": Form(alibi.run, alibi.budgets, alibi.AXES, alibi.RULE),
 }
 
 

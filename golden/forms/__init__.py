@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from attnspec.golden.forms import (
     additive,
+    alibi,
     alibi_bias,
     alibi_slopes,
     document_mask,
@@ -33,6 +34,7 @@ FORMS: dict[str, type[FormProblem]] = {
     "relative_bias": relative_bias.RelativeBiasProblem,
     "document_mask": document_mask.DocumentMaskProblem,
     "prefix_lm": prefix_lm.PrefixLmProblem,
+    "alibi": alibi.AlibiProblem,
 }
 
 

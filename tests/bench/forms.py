@@ -28,6 +28,7 @@ from attnspec.golden.forms import FORMS as PROBLEMS
 from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
 from attnspec.golden.store import FormGolden
 from attnspec.reference.additive import additive_attention
+from attnspec.reference.alibi import alibi_attention
 from attnspec.reference.latent import latent_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
@@ -41,6 +42,7 @@ TARGETS = {  # form: target, accuracy class
     "additive": (("additive", "fused"), ("additive_output", "eager")),
     "dropout": (("dropout", "fused"),),
     "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused")),
+    "alibi": (("alibi", "fused"), ("alibi_tiled", "fused")),
 }  # fmt: skip
 
 
@@ -59,6 +61,11 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         mask = rng.choice(["", "mask=padding/", "mask=rows/", "causal/"])
         dims = f"query_dim={rng.choice([2, 16, 64])}/key_dim={rng.choice([2, 16, 64])}/hidden={rng.choice([1, 16, 64])}"
         return f"b={b}/h={h}/q={q}/k={k}/{dims}/{mask}scores={scores}/{end}"
+    if form == "alibi":
+        said = rng.choice(["", "causal/", "causal/corner=lower_right/", "corner=lower_right/lengths=ragged/"])
+        said += rng.choice(["", "side=signed/"]) + rng.choice(["", "slopes=drawn/", "slopes=drawn/batched/"])
+        sizes = f"b={b}/hq={h}/hkv={rng.choice([1, h])}/q={q}/k={k}/d={rng.choice([2, 16, 64])}"
+        return f"{sizes}/{said}scores={scores}/{end}"
     if form == "latent":
         lengths = rng.choice(["", "lengths=ragged/", "causal=upper_left/", "lengths=ragged/causal=lower_right/"])
         dims = f"nope={rng.choice([2, 16, 64])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, 128])}"
@@ -109,8 +116,17 @@ def latent(problem: Any, inputs: Tensors) -> Tensors:
     return {"output": found.output, "lse": found.lse}
 
 
+def sloped(problem: Any, inputs: Tensors) -> Tensors:
+    tensors = (inputs[name] for name in ("query", "key", "value", "alibi_slopes"))
+    corner, options = problem.corner, {"form": problem.side, "is_causal": problem.causal}
+    options |= {"key_lengths": inputs.get("key_lengths"), "enable_gqa": problem.hq != problem.hkv}
+    found = alibi_attention(*tensors, causal_alignment=corner, **options)
+    return {"output": found.output, "lse": found.lse}
+
+
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
     "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "latent": latent,
+    "alibi": sloped,
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 planted fault, and the vectors of the form, of a case that cites the rule, must find it."""
 
 from mutants.forms.additive import ADDITIVE
-from mutants.forms.alibi import ALIBI_BIAS, ALIBI_SLOPES
+from mutants.forms.alibi import ALIBI, ALIBI_BIAS, ALIBI_SLOPES
 from mutants.forms.document_masks import DOCUMENT_MASK, PREFIX_LM
 from mutants.forms.dropout import DROPOUT
 from mutants.forms.latent import LATENT
@@ -23,6 +23,7 @@ FORM_FAMILIES = {
     "relative_bias": RELATIVE_BIAS,
     "document_mask": DOCUMENT_MASK,
     "prefix_lm": PREFIX_LM,
+    "alibi": ALIBI,
 }
 
 

@@ -98,3 +98,65 @@ ALIBI_BIAS = (
            also=(("per_batch.expand(len(lengths), -1)",
                   "per_batch[torch.arange(len(lengths)).clamp(max=len(per_batch) - 1)]"),)),
 )  # fmt: skip
+
+BUDGET, LENGTHS = "accuracy.alibi-within-budget", "key-lengths.visible"
+ADDED = "scores = scores - slopes * distance"
+GIVEN = "alibi_slopes.to(wide).expand(batch, heads)[:, :, None, None]"
+SCORES = "scores = query.to(wide) @ key.transpose(-1, -2) * scale"
+TAKEN = "tuple(alibi_slopes.shape) not in ((heads,), (batch, heads))"
+TILED_SLOPE = "alibi_slopes[h] if alibi_slopes.ndim == 1 else alibi_slopes[b, h]"
+UNCHECKED = "validation-or-degenerate/reference-wrong"
+
+ALIBI = (
+    Mutant("alibi-attention-without-a-bias", "forms/alibi", ADDED, "scores = scores - 0 * slopes * distance",
+           "scale-softcap-bias/silently-ignored-argument", BIAS),
+    Mutant("alibi-attention-prefers-far-keys", "forms/alibi", ADDED, ADDED.replace(" - ", " + "), KIND, BIAS),
+    Mutant("alibi-attention-scales-the-bias", "forms/alibi", ADDED, f"{ADDED} * scale", KIND, BIAS),
+    Mutant("alibi-attention-multiplies", "forms/alibi", ADDED, "scores = scores * (1 - slopes * distance)", KIND, BIAS),
+    Mutant("alibi-attention-heads-in-reverse", "forms/alibi", GIVEN, f"{GIVEN}.flip(1)", KIND, BIAS),
+    Mutant("alibi-attention-slope-of-the-key-head", "forms/alibi_tiled", TILED_SLOPE,
+           TILED_SLOPE.replace("[h]", "[kv]").replace("[b, h]", "[b, kv]"), "gqa-heads/gqa-head-order", BIAS),
+    Mutant("alibi-attention-slope-of-a-place-in-the-group", "forms/alibi_tiled", TILED_SLOPE,
+           TILED_SLOPE.replace("[h]", "[h % (heads // key.shape[1])]"), "gqa-heads/gqa-head-order", BIAS),
+    Mutant("alibi-attention-slopes-of-batch-0", "forms/alibi_tiled", TILED_SLOPE,
+           TILED_SLOPE.replace("[b, h]", "[0, h]"), "varlen-or-paged/varlen-boundary-leak", BIAS),
+    Mutant("alibi-attention-clamps-slopes", "forms/alibi", GIVEN, f"{GIVEN}.clamp(min=0.0)", KIND, BIAS),
+    Mutant("alibi-attention-bias-in-base-2", "forms/alibi_tiled", "scores - finite) * math.log2(math.e)",
+           "scores + bias - finite) * math.log2(math.e) - bias", KIND, BIAS),
+    Mutant("alibi-attention-bias-restarts-each-block", "forms/alibi_tiled", "+ zero - place",
+           "+ zero - (place - start)", "tail-tile-or-block-multiple/tail-tile-not-masked", BIAS),
+    Mutant("alibi-attention-drops-keys-beyond", "forms/alibi", ADDED, f"{ADDED}.clamp(min=0)", KIND, FORM),
+    Mutant("alibi-attention-signed-is-symmetric", "forms/alibi", 'if form == "symmetric":', "if True:",
+           "scale-softcap-bias/silently-ignored-argument", FORM),
+    Mutant("alibi-attention-without-the-offset", "forms/alibi", "distance = rows + offset",
+           "distance = rows + 0 * offset", "causal-geometry/causal-top-left-vs-bottom-right", OFFSET),
+    Mutant("alibi-attention-offset-of-k-len", "forms/alibi_tiled",
+           "zero = length - q_len if", "zero = k_len - q_len if", "varlen-or-paged/chunked-prefill-offset", OFFSET),
+    Mutant("alibi-attention-lengths-of-batch-0", "forms/alibi", "(lengths - q_len)", "(lengths[:1] - q_len)",
+           "varlen-or-paged/varlen-boundary-leak", OFFSET),
+    Mutant("alibi-attention-bias-of-the-triangle-alone", "forms/alibi", "(alignment or causal_alignment)",
+           "causal_alignment", "scale-softcap-bias/silently-ignored-argument", OFFSET),
+    Mutant("alibi-attention-triangle-of-the-bias", "forms/alibi_tiled", "[:, None] + corner", "[:, None] + zero",
+           "causal-geometry/qlen-ne-klen", BIAS),
+    Mutant("alibi-attention-heads-of-keys-repeated", "forms/alibi", "x.to(wide).repeat_interleave(group, 1)",
+           "x.to(wide).repeat(1, group, 1, 1)", "gqa-heads/gqa-head-order", "grouped.head-map"),
+    Mutant("alibi-attention-lengths-ignored", "forms/alibi", "visible = keys < lengths[:, None, None, None]",
+           "visible = keys < k_len + 0 * lengths[:, None, None, None]",
+           "varlen-or-paged/varlen-boundary-leak", LENGTHS),
+    Mutant("alibi-attention-empty-cache-is-nan", "forms/alibi", ".masked_fill(empty, 0.0)", "",
+           "varlen-or-paged/zero-length-kv", "key-lengths.zero"),
+    Mutant("alibi-attention-scale-ignored", "forms/alibi", "head_dim**-0.5 if scale is None else scale",
+           "head_dim**-0.5", "scale-softcap-bias/silently-ignored-argument", "attention.scale-explicit"),
+    Mutant("alibi-attention-bias-in-bfloat16", "forms/alibi", ADDED, ADDED.replace("slopes *", "slopes.bfloat16() *"),
+           KIND, BUDGET),
+    Mutant("alibi-attention-scores-in-bfloat16", "forms/alibi", SCORES, f"{SCORES.replace('= query', '= (query')}"
+           ").bfloat16().to(wide)", KIND, BUDGET),
+    Mutant("alibi-attention-fewer-slopes-taken", "forms/alibi", TAKEN,
+           TAKEN.replace("((heads,),", "((heads,), (1,),"), UNCHECKED, SHAPE),
+    Mutant("alibi-attention-slopes-of-key-heads-taken", "forms/alibi_tiled", "alibi_slopes.shape[-1] != heads or ", "",
+           UNCHECKED, SHAPE, also=((TILED_SLOPE, "alibi_slopes[..., h % alibi_slopes.shape[-1]].expand(batch)[b]"),)),
+    Mutant("alibi-attention-another-batch-taken", "forms/alibi_tiled", "len(alibi_slopes) != batch",
+           "len(alibi_slopes) < batch", UNCHECKED, SHAPE),
+    Mutant("alibi-attention-integer-slopes-taken", "forms/alibi", "not alibi_slopes.dtype.is_floating_point or", "",
+           UNCHECKED, SHAPE),
+)  # fmt: skip
