@@ -42,6 +42,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "prefix_lm_by_row": ("prefix_lm", "fused"),
     "alibi": ("alibi", "fused"),
     "alibi_tiled": ("alibi", "fused"),
+    "latent_eager": ("latent", "eager"),
+    "alibi_eager": ("alibi", "eager"),
 }
 EXACT = ("relative_bucket", "relative_bias", "document_mask", "prefix_lm")  # nothing is rounded
 LEAST_ERROR = dict.fromkeys(EXACT, 0.0) | {"alibi_slopes": 0.001}  # of an honest target, over its budget

@@ -48,18 +48,18 @@ def ran(rule: str, target: Target, *arguments: Any, **options: Any) -> Any:
 
 
 def as_numbers(tensor: torch.Tensor, shape: tuple[int, ...], kind: str, rule: str) -> torch.Tensor:
-    """Return a result as float64 numbers of a shape that it broadcasts to, as a mask does; of another shape as it is.
+    """Return a result as float64 numbers of a shape that it broadcasts to, as a mask does.
 
-    kind: `floating`, `integer` or `bool`. Raises Violation of `rule` for another dtype.
+    kind: `floating`, `integer` or `bool`. Raises Violation of `rule` for another dtype or shape.
     """
     floating, integer = tensor.dtype.is_floating_point, tensor.dtype in INTEGERS
     found = "floating" if floating else "integer" if integer else "bool" if tensor.dtype == torch.bool else "other"
     if found != kind:
-        raise Violation(rule, f"{tensor.dtype} came back: use a {kind} dtype")
+        raise Violation(rule, f"{tensor.dtype} came back: use one that is {kind}")
     try:
         return tensor.double().broadcast_to(shape)
     except RuntimeError:
-        return tensor.double()
+        raise Violation(rule, f"shape {tuple(tensor.shape)} came back: use one that broadcasts to {shape}") from None
 
 
 def named(returned: Any, names: tuple[str, ...], rule: str, required: int = 1) -> Tensors:

@@ -41,8 +41,8 @@ TARGETS = {  # form: target, accuracy class
                    ("torch_module", "fused")),
     "additive": (("additive", "fused"), ("additive_output", "eager")),
     "dropout": (("dropout", "fused"),),
-    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused")),
-    "alibi": (("alibi", "fused"), ("alibi_tiled", "fused")),
+    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"), ("latent_eager", "eager")),
+    "alibi": (("alibi", "fused"), ("alibi_tiled", "fused"), ("alibi_eager", "eager")),
 }  # fmt: skip
 
 
