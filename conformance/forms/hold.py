@@ -9,7 +9,24 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, merge, multi_head, packed, paged, quantise, quantised, rope
+from attnspec.conformance.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    packed,
+    paged,
+    prefix_lm,
+    quantise,
+    quantised,
+    relative_bias,
+    relative_bucket,
+    rope,
+)
 from attnspec.conformance.forms.refusals import Refusal, refused
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
@@ -36,9 +53,7 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "dropout": Form(
-        dropout.run, dropout.budgets, dropout.AXES, dropout.RULE, wrong_rule=dropout.wrong_rule
-    ),
+    "dropout": Form(dropout.run, dropout.budgets, dropout.AXES, dropout.RULE, wrong_rule=dropout.wrong_rule),
     "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE, "flash.merge-empty"),
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE, "multi-head.empty-row"),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE, "additive.mask"),
@@ -56,6 +71,21 @@ FORMS = {
         refusals=quantised.REFUSALS,
     ),
     "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
+    "latent": Form(latent.run, latent.budgets, latent.AXES, latent.RULE, refusals=latent.REFUSALS),
+    "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
+    "alibi_bias": Form(
+        alibi_bias.run, alibi_bias.budgets, alibi_bias.AXES, alibi_bias.RULE, refusals=alibi_bias.REFUSALS
+    ),
+    "relative_bucket": Form(
+        relative_bucket.run, relative_bucket.budgets, relative_bucket.AXES, relative_bucket.RULE,
+        refusals=relative_bucket.REFUSALS,
+    ),
+    "relative_bias": Form(
+        relative_bias.run, relative_bias.budgets, relative_bias.AXES, relative_bias.RULE,
+        refusals=relative_bias.REFUSALS,
+    ),
+    "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
+    "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE, refusals=prefix_lm.REFUSALS),
 }  # fmt: skip
 
 REFUSALS = {refusal.name: (name, refusal) for name, form in FORMS.items() for refusal in form.refusals}
@@ -125,9 +155,9 @@ def hold_refusal(target: Target, refusal: Refusal, form: str) -> Held:
 def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
     """Return the worst error over budget of what a target returned. Raises Violation where an element is beyond its
     budget, and for another dtype, shape or device than that of the inputs."""
-    form = FORMS[golden.case.form]
+    form, leading = FORMS[golden.case.form], golden.case.problem.leading
     budgets, worst = form.budgets(golden, accuracy), 0.0
-    dtype = golden.inputs[golden.case.problem.leading].dtype
+    dtype = golden.inputs[leading].dtype if leading else torch.float64
     for name, tensor in got.items():
         right = dtype
         if name == "lse":

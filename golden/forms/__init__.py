@@ -1,13 +1,28 @@
-"""The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention, packed sequences, paged keys and values, rotary position embedding, quantised keys and values,
-quantising."""
+"""The forms of golden cases beside a bare attention call, a module a form."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from importlib import import_module
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head, packed, paged, quantise, quantised, rope
+from attnspec.golden.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    packed,
+    paged,
+    prefix_lm,
+    quantise,
+    quantised,
+    relative_bias,
+    relative_bucket,
+    rope,
+)
 from attnspec.golden.forms.form import FormCase, FormProblem
 from attnspec.spec.errors import InputError
 
@@ -21,6 +36,13 @@ FORMS: dict[str, type[FormProblem]] = {
     "rope": rope.RopeProblem,
     "quantised": quantised.QuantisedProblem,
     "quantise": quantise.QuantiseProblem,
+    "latent": latent.LatentProblem,
+    "alibi_slopes": alibi_slopes.AlibiSlopesProblem,
+    "alibi_bias": alibi_bias.AlibiBiasProblem,
+    "relative_bucket": relative_bucket.RelativeBucketProblem,
+    "relative_bias": relative_bias.RelativeBiasProblem,
+    "document_mask": document_mask.DocumentMaskProblem,
+    "prefix_lm": prefix_lm.PrefixLmProblem,
 }
 
 
@@ -37,8 +59,7 @@ def problem_of(form: str, text: str) -> FormProblem:
 
 def _read() -> Iterator[FormCase]:
     for kind in FORMS.values():
-        groups: dict[str, dict[str, str]] = import_module(kind.__module__).GROUPS
-        for note, problems in groups.items():
+        for note, problems in sys.modules[kind.__module__].GROUPS.items():
             for name, text in problems.items():
                 problem = kind.parse(text)
                 yield FormCase(name, problem, tuple(sorted(set(problem.rules()))), note)

@@ -25,8 +25,8 @@ LARGEST = {"seed": 2**63 - 1, "first": 2**20, "shift": 2**20}  # by word; of eve
 
 
 class FormProblem(ABC):
-    """A problem of a form. form: its name; truths: the names of the true tensors; leading: the name of the input whose
-    dtype the results have."""
+    """A problem of a form. form: its name; truths: the names of the true tensors; leading: the input whose dtype the
+    results have, "" where they are compared as numbers of any dtype."""
 
     form: ClassVar[str]
     truths: ClassVar[tuple[str, ...]]
@@ -86,26 +86,26 @@ class WordProblem(FormProblem):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a problem's string. Raises InputError that names the word at fault."""
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+        defaults: dict[str, Any] = {word.name: word.default for word in fields(cls)}
         given: dict[str, Any] = {}
-        for word in text.split("/"):
-            name, equals, value = word.partition("=")
+        for said in text.split("/"):
+            name, equals, value = said.partition("=")
             if name not in defaults or name in given:
-                raise InputError(f"word {word!r} in {text!r} is unknown or stands twice: use {', '.join(defaults)}")
+                raise InputError(f"word {said!r} in {text!r} is unknown or stands twice: use {', '.join(defaults)}")
             kind = type(defaults[name])
             try:
                 given[name] = True if kind is bool and not equals else kind(value)
             except ValueError:
-                raise InputError(f"word {word!r} in {text!r} has no readable value") from None
+                raise InputError(f"word {said!r} in {text!r} has no readable value") from None
         return cls(**given)
 
     def __str__(self) -> str:
         said = []
-        for field in sorted(fields(self), key=lambda field: field.name in ("dtype", "seed")):  # these two come last
-            value = getattr(self, field.name)
-            if value != field.default:
+        for word in sorted(fields(self), key=lambda word: word.name in ("dtype", "seed")):  # these two come last
+            value = getattr(self, word.name)
+            if value != word.default:
                 number = f"{value:g}" if isinstance(value, float) else value
-                said.append(field.name if value is True else f"{field.name}={number}")
+                said.append(word.name if value is True else f"{word.name}={number}")
         return "/".join(said)
 
 

@@ -32,6 +32,7 @@ from attnspec.golden.forms import FORMS as PROBLEMS
 from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
 from attnspec.golden.store import FormGolden
 from attnspec.reference.additive import additive_attention
+from attnspec.reference.latent import latent_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
 from attnspec.reference.quantised import quantised_attention
@@ -49,6 +50,7 @@ TARGETS = {  # form: target, accuracy class
     "paged": (("paged", "fused"), ("paged_stream", "fused")),
     "rope": (("rope", "fused"), ("rope_complex", "fused"), ("rope_table", "eager")),
     "quantised": (("quantised", "fused"), ("quantised_folded", "fused"), ("quantised_rounded", "eager")),
+    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"), ("latent_eager", "eager")),
 }  # fmt: skip
 
 
@@ -79,6 +81,10 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         said += rng.choice(["", "lengths=ragged/"]) + rng.choice(["", "stored=e4m3/"])
         dims = f"d={rng.choice([2, 16, 64])}/dv={rng.choice([1, 8, 64])}"
         return f"b={b}/hq={h}/hkv={rng.choice([1, h])}/q={q}/k={k}/{dims}/{said}{end}"
+    if form == "latent":
+        lengths = rng.choice(["", "lengths=ragged/", "causal=upper_left/", "lengths=ragged/causal=lower_right/"])
+        dims = f"nope={rng.choice([2, 16, 64])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, 128])}"
+        return f"b={b}/h={h}/q={q}/k={k}/{dims}/dv={rng.choice([2, 16, 64])}/{lengths}scores={scores}/{end}"
     mask = rng.choice(["", "causal/", "mask=bool.bhqk.random/"])
     grad = rng.choice(["", "grad/"])
     order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
@@ -157,9 +163,17 @@ def dequantised(problem: Any, inputs: Tensors) -> Tensors:
     return {"output": found.output, "lse": found.lse}
 
 
+def latent(problem: Any, inputs: Tensors) -> Tensors:
+    tensors = (inputs[name] for name in ("query", "latent", "key_rope", "w_uk", "w_uv"))
+    corner = "lower_right" if problem.causal == "lower_right" else "upper_left"
+    options = {"is_causal": problem.causal != "none", "causal_alignment": corner}
+    found = latent_attention(*tensors, key_lengths=inputs.get("key_lengths"), **options)
+    return {"output": found.output, "lse": found.lse}
+
+
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
     "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "packed": packed_truth,
-    "paged": packed_truth, "rope": rotated, "quantised": dequantised,
+    "paged": packed_truth, "rope": rotated, "quantised": dequantised, "latent": latent,
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Faults of rotary position embeddings."""
 
+from mutants.forms.kind import KIND
 from mutants.house import Mutant
 
-KIND = "none public: the survey has kernels alone"
 ROTATION, LAYOUT, PARTIAL, POSITION = "rope.rotation", "rope.layout", "rope.partial", "rope.position"
 DISTANCE, PRECISION, GRADIENT, SHAPE = "rope.distance", "rope.precision", "rope.gradient", "rope.shape"
 BUDGET = "accuracy.rope-within-budget"
