@@ -14,7 +14,7 @@ from attnspec.conformance.kernel import said
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.store import FormGolden, load_form
 
-Arguments = dict[int | str, Any]  # of a call, by position or by name
+Arguments = dict[Any, Any]  # of a call, by position or by name
 Run = Callable[[Target, FormGolden], Tensors]
 
 
