@@ -16,7 +16,7 @@ golden_app = typer.Typer(help="The certified vectors: check, regenerate, compare
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 Folder = Annotated[Path, typer.Argument(help="A folder of vectors.")]
 StoredFolder = Annotated[Path | None, typer.Argument(help="A folder of vectors; default: where they are stored.")]
-Form = Annotated[str, typer.Option(help="dropout, merge, multi_head, additive, packed or paged.")]
+Form = Annotated[str, typer.Option(help="One of those that `golden list` shows.")]
 
 
 @golden_app.command("check")
@@ -71,7 +71,7 @@ def golden_diff(a: Folder, b: Folder, as_json: Json = False) -> None:
 
 @golden_app.command("list")
 def golden_list(
-    form: Annotated[str | None, typer.Option(help="attention, or a form of `golden hold`.")] = None,
+    form: Annotated[str | None, typer.Option(help="Only the cases of this form.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the stored cases with their forms and problems, and the calls of a form that must be refused."""
@@ -94,7 +94,7 @@ def golden_hold(
     accuracy: Annotated[str, typer.Option(help="Error budget: fused or eager.")] = "fused",
     as_json: Json = False,
 ) -> None:
-    """Hold what is no bare attention kernel, such as a multi-head module or a packed attention, to its vectors.
+    """Hold a target that is no attention kernel to the vectors of its form, and to the calls that it must refuse.
 
     The target runs in this process. Exit 0: every case that it supports passes; 1: one fails; 2: could not be judged.
     """

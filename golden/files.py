@@ -95,6 +95,8 @@ def check_numbers(tensors: dict[str, torch.Tensor], truths: Collection[str], pat
     """Raise InputError for a number that no vector holds: all are finite but those of `UNBOUNDED`, which may be -inf,
     and no truth is -0. truths: the names of the true tensors."""
     for name, tensor in tensors.items():
+        if tensor.dtype == torch.float8_e4m3fn:
+            tensor = tensor.float()  # torch tells nothing of these numbers themselves
         allowed = tensor.isfinite()
         if name in UNBOUNDED:
             allowed |= tensor == -torch.inf
@@ -163,7 +165,8 @@ def size_of(spec: tuple[str, tuple[int, ...]]) -> int:
     count = 1
     for length in shape:
         count *= length
-    return count * {"bool": 1, "bfloat16": 2, "float16": 2, "int32": 4, "float32": 4, "float64": 8}[dtype]
+    narrow = {"bool": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2}
+    return count * (narrow | {"int32": 4, "float32": 4, "float64": 8})[dtype]
 
 
 def say(spec: tuple[str, tuple[int, ...]] | None) -> str:

@@ -48,7 +48,8 @@ def by_reference(golden: FormGolden) -> Tensors:
     x = golden.inputs
     if golden.case.form == "paged":
         return paged_form.run(paged, golden)
-    given, options = packed_form.arguments(packed, golden)
+    given = [x[name] for name in (*packed_form.LEAVES, *packed_form.BOUNDARIES)]
+    options = packed_form.words(golden)
     found = dict(zip(("output", "lse"), packed(*given, **options), strict=True))
     if "grad_output" in x:
         places = (*given[:3], x["grad_output"], *given[3:])

@@ -31,8 +31,6 @@ def test_only_a_reason_in_the_spec_excuses_a_gap() -> None:
         "kv-cache",
         "multi-head",
         "profiles",
-        "quantised",
-        "rope",
         "position-bias",
         "document-masks",
         "context-parallel",

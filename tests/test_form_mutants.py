@@ -30,7 +30,32 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "packed_tiles": ("packed", "fused"),
     "paged": ("paged", "fused"),
     "paged_stream": ("paged", "fused"),
+    "rope": ("rope", "fused"),
+    "rope_complex": ("rope", "fused"),
+    "rope_table": ("rope", "eager"),
+    "quantise": ("quantise", "fused"),
+    "quantise_nearest": ("quantise", "fused"),
+    "quantised": ("quantised", "fused"),
+    "quantised_folded": ("quantised", "fused"),
+    "quantised_rounded": ("quantised", "eager"),
+    "latent_expanded": ("latent", "fused"),
+    "latent_absorbed": ("latent", "fused"),
+    "alibi_slopes": ("alibi_slopes", "fused"),
+    "alibi_slopes_running": ("alibi_slopes", "fused"),
+    "alibi_bias": ("alibi_bias", "fused"),
+    "alibi_bias_by_slot": ("alibi_bias", "fused"),
+    "relative_bucket": ("relative_bucket", "fused"),
+    "relative_bucket_search": ("relative_bucket", "fused"),
+    "relative_bias": ("relative_bias", "fused"),
+    "relative_bias_diagonals": ("relative_bias", "fused"),
+    "document_mask": ("document_mask", "fused"),
+    "document_mask_by_document": ("document_mask", "fused"),
+    "prefix_lm": ("prefix_lm", "fused"),
+    "prefix_lm_by_row": ("prefix_lm", "fused"),
+    "latent_eager": ("latent", "eager"),
 }
+EXACT = ("relative_bucket", "relative_bias", "document_mask", "prefix_lm")  # nothing is rounded
+LEAST_ERROR = dict.fromkeys((*EXACT, "quantise"), 0.0) | {"alibi_slopes": 0.001}  # of an honest target, over its budget
 REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
 MUTANTS = [pytest.param(form, m, id=m.name) for form, table in FORM_FAMILIES.items() for m in table]
 
@@ -69,14 +94,15 @@ def test_the_vectors_accuse_no_honest_target(name: str) -> None:
     assert [(held.case, held.what) for held in results if held.outcome == "fail"] == []
     refused = {held.case for held in results if held.outcome == "not_supported"}
     assert refused == (REFUSED_BY_TORCH if name == "torch_module" else set())
-    assert 0.1 < max(held.error_over_budget or 0.0 for held in results) < 1
+    worst = max(held.error_over_budget or 0.0 for held in results)
+    assert LEAST_ERROR.get(form, 0.1) <= worst < 1 or (form, worst) == ("quantise", 1)  # one step off is allowed
 
 
 def test_every_honest_target_is_held() -> None:
     assert {path.stem for path in (HONEST / "forms").glob("*.py")} == set(HONEST_TARGETS)
 
 
-def test_every_case_kills_a_mutant() -> None:
+def test_every_case_and_every_refusal_kills_a_mutant() -> None:
     killers = Counter(
         held.case
         for form, table in FORM_FAMILIES.items()
@@ -97,7 +123,7 @@ def test_names_and_faults_are_unique() -> None:
 def test_every_form_has_mutants_of_each_of_its_own_rules() -> None:
     assert set(FORM_FAMILIES) == set(FORMS)
     assert len(form_mutants()) >= 90
-    shared = {"attention", "mask", "softmax", "notation", "grouped", "backward", "accuracy"}
+    shared = {"attention", "mask", "softmax", "notation", "grouped", "backward", "accuracy", "key-lengths"}
     for form, table in FORM_FAMILIES.items():
         cited = {rule for case in FORM_CASES if case.form == form for rule in case.rules}
         cited |= {refusal.rule for refusal in FORMS[form].refusals}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 import torch
 
 from attnspec.conformance.budget import error_budget
-from attnspec.conformance.forms.hold import FORMS, REFUSALS, Held, hold, hold_case, statement
+from attnspec.conformance.forms.hold import FORMS, Held, hold, hold_case, statement
 from attnspec.conformance.forms.paged import in_use
 from attnspec.golden.store import load_form
 from attnspec.spec.call import Call
-from attnspec.spec.errors import InputError
 
 FORMS_FOLDER = Path(__file__).parent / "honest" / "forms"
 COUNTS = {"packed": 37, "paged": 30}
@@ -137,38 +135,6 @@ def test_the_tail_of_the_output_is_the_kernels_affair() -> None:
     assert one(scribbles, "packed", "packed-tail-float32").outcome == "pass"
 
 
-# ---------------------------------------------------------------- refusals
-
-
-def test_a_wrong_call_that_is_answered_fails_its_rule() -> None:
-    def lenient(query: Any, key: Any, value: Any, cu_seqlens_q: Any, *rest: Any, **options: Any) -> Any:
-        return PACKED(query, key, value, cu_seqlens_q.int(), *rest, **options)
-
-    held = one(lenient, "packed", "packed-refuses-float-boundaries")
-    assert (held.outcome, held.rule) == ("fail", "packed.boundaries")
-    assert held.what.startswith("cu_seqlens_q is float32, and a tuple of 2")
-
-
-def test_refusing_everything_is_no_pass() -> None:
-    def refuses(*given: Any, **options: Any) -> Any:
-        raise ValueError("never")
-
-    results = [one(refuses, "packed", name) for name, (form, _) in REFUSALS.items() if form == "packed"]
-    assert {held.outcome for held in results} == {"not_supported"}
-    assert statement(results)[1] == 2
-    assert results[0].what == "the sound call of packed-ragged-float32 gives no result: ValueError: never"
-
-
-def test_every_wrong_call_differs_from_its_sound_one() -> None:
-    for form, refusal in REFUSALS.values():
-        sound, wrong = load_form(refusal.case), refusal.wrong()
-        assert sound.case.form == form
-        assert any(
-            right.dtype != wrong.inputs[name].dtype or not torch.equal(right, wrong.inputs[name])
-            for name, right in sound.inputs.items()
-        ), refusal.name
-
-
 # ---------------------------------------------------------------- what a target need not have
 
 
@@ -179,7 +145,8 @@ def test_a_kernel_with_one_corner_is_held_to_the_cases_that_show_none() -> None:
     assert one(square, "packed", "packed-causal-self-float32").outcome == "pass"
     held = one(square, "packed", "packed-causal-upper-left-float32")
     assert (held.outcome, held.what) == ("not_supported", "the signature has no causal_alignment")
-    assert one(square, "packed", "packed-refuses-negative-length").what == "the signature has no key_lengths"
+    told = one(square, "packed", "packed-refuses-negative-length").what
+    assert told == "the sound call of packed-lengths-float32 gives no result: the signature has no key_lengths"
 
 
 def test_a_page_size_that_a_kernel_lacks_is_not_supported() -> None:
@@ -209,22 +176,3 @@ def test_the_row_of_packed_queries_is_told_by_token_and_head() -> None:
     held = one(shifted, "paged", "paged-packed-mixed-float32")
     assert dict(held.details)["worst"].startswith("output[2, ")
     assert "(token 2, head " in dict(held.details)["worst"]
-
-
-# ---------------------------------------------------------------- the command line
-
-
-def test_refusals_are_held_listed_and_shown_by_name(attnspec: Callable[..., Any]) -> None:
-    target = f"{FORMS_FOLDER / 'paged.py'}:target"
-    name = "paged-refuses-page-of-0"
-    done = attnspec("golden", "hold", target, "--form", "paged", "--case", name)
-    assert (done.returncode, done.stdout) == (0, f"{target}: 1 of 1 cases pass\n")
-    assert f"{name}  paged  refused: page_size is 0" in attnspec("golden", "list", "--form", "paged").stdout
-    shown = attnspec("show", name).stdout
-    assert "A call that must be refused: page_size is 0." in shown
-    assert "golden hold --form paged" in attnspec("show", "paged.table-range").stdout
-
-
-def test_a_refusal_of_another_form_is_told() -> None:
-    with pytest.raises(InputError, match="lists no case 'paged-refuses-page-of-0'"):
-        list(hold(PACKED, "packed", names=("paged-refuses-page-of-0",)))

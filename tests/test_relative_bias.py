@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flint import arb, ctx
@@ -14,6 +15,7 @@ from laws import law_tests
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
 from attnspec.reference.exact import attention as exact_attention
+from attnspec.reference.exact.relative_bias import buckets, first_distances
 from attnspec.reference.relative_bias import bucket, relative_bias, relative_bias_backward
 from attnspec.spec.errors import InputError
 
@@ -291,3 +293,32 @@ def test_bad_input_is_told_in_one_line(act: Callable[[], Any], message: str) -> 
     with pytest.raises(InputError) as caught:
         act()
     assert str(caught.value) == message
+
+
+# ---------------------------------------------------------------- the second oracle
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 31, 32])
+@pytest.mark.parametrize("ratio", [1, 2, 7, 32])
+def test_first_distances_are_where_the_bucket_of_the_reference_rises(count: int, ratio: int) -> None:
+    max_distance = count // 2 * ratio + 1
+    starts = first_distances(count, max_distance)
+    rises = bucket(-torch.tensor(starts), num_buckets=count, max_distance=max_distance, bidirectional=False)
+    before = bucket(1 - torch.tensor(starts[1:]), num_buckets=count, max_distance=max_distance, bidirectional=False)
+    assert len(starts) == count
+    first = [max(k for k in range(count) if starts[k] == start) for start in starts]  # a bucket may be empty
+    assert rises.tolist() == first
+    assert all(b < a for a, b in zip(first[1:], before.tolist(), strict=True))
+
+
+def test_buckets_of_the_second_oracle_by_hand() -> None:
+    assert first_distances(16, 128) == [*range(9), 12, 16, 23, 32, 46, 64, 91]
+    distance = np.array([0, -1, 1, -8, 8, -128, 128])
+    got = buckets(distance, num_buckets=32, max_distance=128, bidirectional=True)
+    assert got.tolist() == [0, 1, 17, 8, 24, 15, 31]
+    causal = buckets(distance, num_buckets=16, max_distance=128, bidirectional=False)
+    assert causal.tolist() == [0, 1, 0, 8, 0, 15, 0]
+    with pytest.raises(InputError, match="use an even number"):
+        buckets(distance, num_buckets=31, max_distance=128, bidirectional=True)
+    with pytest.raises(InputError, match="1 buckets and max_distance 128"):
+        first_distances(1, 128)

@@ -1,3 +1,2 @@
-"""Holding what is no attention kernel to the golden vectors: merging, dropout with a given mask, the multi-head module,
-additive attention, packed sequences, pages. A module a form: how a target is called, and its error budget (chapter
-"accuracy")."""
+"""Holding what is no attention kernel to the golden vectors. A module a form: how a target is called, and its error
+budget (chapter "accuracy"). `hold` runs the cases, `refusals` the calls that must be refused."""

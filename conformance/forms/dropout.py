@@ -47,6 +47,11 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
+def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
+    """Return the rule of a gradient; None for other results."""
+    return "dropout.backward-mask" if name.startswith("grad_") else None
+
+
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     """Return the budget of each element of what `run` returns, float64. Raises InputError for an unknown class."""
     problem, inputs = cast(DropoutProblem, golden.case.problem), golden.inputs

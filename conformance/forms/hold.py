@@ -9,8 +9,25 @@ from typing import Any, NamedTuple
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.forms import additive, dropout, merge, multi_head, packed, paged
-from attnspec.conformance.forms.refusals import Asking, Refusal, refused
+from attnspec.conformance.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    packed,
+    paged,
+    prefix_lm,
+    quantise,
+    quantised,
+    relative_bias,
+    relative_bucket,
+    rope,
+)
+from attnspec.conformance.forms.refusals import Refusal, refused
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.forms.form import lse_dtype
@@ -18,44 +35,58 @@ from attnspec.golden.store import FormGolden, load_form, load_forms
 from attnspec.spec.dtypes import format_of
 from attnspec.spec.errors import InputError
 
-SPECIAL = {  # rule of an element that is wrong in rows that see nothing
-    "merge": "flash.merge-empty",
-    "multi_head": "multi-head.empty-row",
-    "additive": "additive.mask",
-    "dropout": "mask.fully-masked-row",
-    "packed": "packed.zero-length",
-    "paged": "paged.length-range",
-}
-GRADIENTS = {  # rule of a gradient that is wrong
-    "dropout": "dropout.backward-mask",
-    "packed": "packed.backward",
-}
-
 
 class Form(NamedTuple):
     """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class;
-    axes: of each tensor; rule: of a result that is beyond its budget. laws: holds a target to what needs no vector;
-    refusals: calls that must be refused; arguments: what a target is called with, where there are refusals."""
+    axes: of each tensor; rule: of a result that is beyond its budget; empty_rule: of one that is so in rows that see
+    nothing alone; wrong_rule: names a rule that says more, from the result's name and where it is wrong, or None;
+    laws: holds a target to what needs no vector, case by case; refusals: calls that must be refused."""
 
     run: Callable[[Target, FormGolden], Tensors]
     budgets: Callable[[FormGolden, str], Tensors]
     axes: dict[str, tuple[str, ...]]
     rule: str
+    empty_rule: str = "mask.fully-masked-row"
+    wrong_rule: Callable[[str, torch.Tensor, FormGolden], str | None] = lambda name, wrong, golden: None
     laws: Callable[[Target, FormGolden, Tensors], None] = lambda target, golden, found: None
     refusals: tuple[Refusal, ...] = ()
-    arguments: Asking | None = None
 
 
 FORMS = {
-    "dropout": Form(dropout.run, dropout.budgets, dropout.AXES, dropout.RULE),
-    "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE),
-    "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE),
-    "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE),
+    "dropout": Form(dropout.run, dropout.budgets, dropout.AXES, dropout.RULE, wrong_rule=dropout.wrong_rule),
+    "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE, "flash.merge-empty"),
+    "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE, "multi-head.empty-row"),
+    "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE, "additive.mask"),
     "packed": Form(
-        packed.run, packed.budgets, packed.AXES, packed.RULE, packed.laws, packed.REFUSALS, packed.arguments
+        packed.run, packed.budgets, packed.AXES, packed.RULE, "packed.zero-length", packed.wrong_rule, packed.laws,
+        packed.REFUSALS,
     ),
-    "paged": Form(paged.run, paged.budgets, paged.AXES, paged.RULE, paged.laws, paged.REFUSALS, paged.arguments),
-}
+    "paged": Form(
+        paged.run, paged.budgets, paged.AXES, paged.RULE, "paged.length-range", laws=paged.laws,
+        refusals=paged.REFUSALS,
+    ),
+    "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, wrong_rule=rope.wrong_rule, refusals=rope.REFUSALS),
+    "quantised": Form(
+        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", laws=quantised.laws,
+        refusals=quantised.REFUSALS,
+    ),
+    "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
+    "latent": Form(latent.run, latent.budgets, latent.AXES, latent.RULE, refusals=latent.REFUSALS),
+    "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
+    "alibi_bias": Form(
+        alibi_bias.run, alibi_bias.budgets, alibi_bias.AXES, alibi_bias.RULE, refusals=alibi_bias.REFUSALS
+    ),
+    "relative_bucket": Form(
+        relative_bucket.run, relative_bucket.budgets, relative_bucket.AXES, relative_bucket.RULE,
+        refusals=relative_bucket.REFUSALS,
+    ),
+    "relative_bias": Form(
+        relative_bias.run, relative_bias.budgets, relative_bias.AXES, relative_bias.RULE,
+        refusals=relative_bias.REFUSALS,
+    ),
+    "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
+    "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE, refusals=prefix_lm.REFUSALS),
+}  # fmt: skip
 
 REFUSALS = {refusal.name: (name, refusal) for name, form in FORMS.items() for refusal in form.refusals}
 
@@ -112,10 +143,8 @@ def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> He
 
 def hold_refusal(target: Target, refusal: Refusal, form: str) -> Held:
     """Hold a target to one call of a form that must be refused and return what came of it."""
-    arguments = FORMS[form].arguments
-    assert arguments is not None, "a form with refusals says what a target is called with"
     try:
-        refused(target, refusal, arguments)
+        refused(target, refusal, FORMS[form].run)
     except NotSupported as reason:
         return Held(refusal.name, "not_supported", (refusal.rule,), what=reason.reason)
     except Violation as found:
@@ -126,9 +155,9 @@ def hold_refusal(target: Target, refusal: Refusal, form: str) -> Held:
 def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
     """Return the worst error over budget of what a target returned. Raises Violation where an element is beyond its
     budget, and for another dtype, shape or device than that of the inputs."""
-    form = FORMS[golden.case.form]
+    form, leading = FORMS[golden.case.form], golden.case.problem.leading
     budgets, worst = form.budgets(golden, accuracy), 0.0
-    dtype = golden.inputs["outputs" if golden.case.form == "merge" else "query"].dtype
+    dtype = golden.inputs[leading].dtype if leading else torch.float64
     for name, tensor in got.items():
         right = dtype
         if name == "lse":
@@ -146,12 +175,9 @@ def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
 
 
 def _violation(name: str, found: Comparison, golden: FormGolden, form: Form) -> Violation:
-    rule = form.rule
-    if name.startswith("grad_"):
-        rule = GRADIENTS[golden.case.form]
-    elif not bool((found.wrong & ~_empty(name, golden)).any()):
-        own = SPECIAL[golden.case.form]
-        rule = own if own in golden.case.rules else "mask.fully-masked-row"
+    rule = form.wrong_rule(name, found.wrong, golden) or form.rule
+    if rule == form.rule and not bool((found.wrong & ~_empty(name, golden)).any()):
+        rule = form.empty_rule if form.empty_rule in golden.case.rules else "mask.fully-masked-row"
     times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest result may be"
     what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"
     return Violation(rule, what, found.details(name, _axes(name, golden)), found.error_over_budget)

@@ -4,12 +4,13 @@ member's own call (chapter "accuracy", "Budgets of the forms")."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
 from attnspec.conformance.budget import error_budget
-from attnspec.conformance.forms.refusals import Arguments, Refusal
+from attnspec.conformance.forms.refusals import Arguments, Refusal, instead
 from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.outcome import Violation
@@ -24,37 +25,25 @@ AXES |= dict.fromkeys(("grad_key", "grad_value"), ("key token", "head", COLUMN))
 BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")
 
 
-def arguments(target: Target, golden: FormGolden) -> Arguments:
-    """Return what a target is called with for a case: query, key, value, cu_seqlens_q, cu_seqlens_k, and options.
-
-    is_causal, scale, window_size and key_lengths are given where the case has them, and causal_alignment where it has
-    a corner and a member that shows which. Raises NotSupported where the signature lacks a word.
-    """
-    problem, inputs = cast(PackedProblem, golden.case.problem), golden.inputs
-    options = {name: value for name, value in problem.options.items() if value is not None and value is not False}
-    square = problem.queries == (problem.key_lengths or problem.keys)
-    if square or not (problem.causal or problem.window):
-        del options["causal_alignment"]
-    if "key_lengths" in inputs:
-        options["key_lengths"] = inputs["key_lengths"].clone()
-    need(target, options)
-    return [*(inputs[name] for name in LEAVES), *(inputs[name].clone() for name in BOUNDARIES)], options
-
-
 def run(target: Target, golden: FormGolden) -> Tensors:
     """Call `target(query, key, value, cu_seqlens_q, cu_seqlens_k, ...)` and return output, lse and gradients, with
     the tail of output and lse as in the reference, since it is the kernel's affair.
 
-    It returns the output (total_q, q_heads, value_dim), or (output, lse) with lse (q_heads, total_q); gradients are
-    asked for through autograd. Raises NotSupported where the signature lacks a word, where it refuses by
-    NotImplementedError and where no gradient comes back, Violation where it raises anything else.
+    is_causal, scale, window_size and key_lengths are given where the case has them, and causal_alignment where it has
+    a corner and a member that shows which. It returns the output (total_q, q_heads, value_dim), or (output, lse) with
+    lse (q_heads, total_q); gradients are asked for through autograd. Raises NotSupported where the signature lacks a
+    word, where it refuses by NotImplementedError and where no gradient comes back, Violation where it raises anything
+    else.
     """
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
     flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
     leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
-    given, options = arguments(target, FormGolden(golden.case, golden.tensors | leaves))
+    options = words(golden)
+    need(target, options)
     with torch.set_grad_enabled(bool(flows)):
-        found = named(ran(RULE, target, *given, **options), ("output", "lse"), RULE)
+        found = named(
+            ran(RULE, target, *(inputs[name] for name in (*LEAVES, *BOUNDARIES)), **options), ("output", "lse"), RULE
+        )
     if flows:
         found |= gradients(RULE, found, leaves, flows)
     found = {name: tensor.detach() for name, tensor in found.items()}
@@ -64,6 +53,18 @@ def run(target: Target, golden: FormGolden) -> Tensors:
             found[name] = found[name].clone()
             found[name][place] = golden.truth[name][place].to(found[name].dtype)
     return found
+
+
+def words(golden: FormGolden) -> dict[str, Any]:
+    """Return the words that a case has."""
+    problem = cast(PackedProblem, golden.case.problem)
+    options = {name: value for name, value in problem.options.items() if value is not None and value is not False}
+    square = problem.queries == (problem.key_lengths or problem.keys)
+    if square or not (problem.causal or problem.window):
+        del options["causal_alignment"]
+    if "key_lengths" in golden.inputs:
+        options["key_lengths"] = golden.inputs["key_lengths"].clone()
+    return options
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
@@ -88,6 +89,11 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
         for name, place in places.items():
             found[f"grad_{name}"][place] = getattr(given, name)[0].transpose(0, 1)
     return found
+
+
+def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
+    """Return the rule of a gradient; None for other results."""
+    return "packed.backward" if name.startswith("grad_") else None
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors) -> None:
@@ -140,28 +146,29 @@ def _same(target: Target, dirty: FormGolden, found: Tensors, places: dict[str, A
             raise Violation(broken, f"{name} changes with {what}")
 
 
-def _listed(name: str, values: list[int], dtype: torch.dtype = torch.int32) -> Any:
-    return lambda inputs: {name: torch.tensor(values, dtype=dtype)}
+def _listed(place: int | str, values: list[int], dtype: torch.dtype = torch.int32) -> Callable[[Arguments], Arguments]:
+    return instead({place: torch.tensor(values, dtype=dtype)})
 
 
+QUERIES, KEYS = 3, 4  # the places of cu_seqlens_q and cu_seqlens_k
 SOUND = "packed-ragged-float32"  # q=3.1.5, k=4.6.5
 WITH_LENGTHS = "packed-lengths-float32"  # k=5.4.6
 REFUSALS = tuple(
     Refusal(f"packed-refuses-{slug}", rule, case, what, change)
     for slug, rule, case, what, change in (
-        ("first-not-0", "packed.boundaries", SOUND, "cu_seqlens_q starts with 1", _listed(BOUNDARIES[0], [1, 3, 4, 9])),
-        ("falling-queries", "packed.boundaries", SOUND, "cu_seqlens_q falls", _listed(BOUNDARIES[0], [0, 4, 3, 9])),
-        ("falling-keys", "packed.boundaries", SOUND, "cu_seqlens_k falls", _listed(BOUNDARIES[1], [0, 10, 4, 15])),
+        ("first-not-0", "packed.boundaries", SOUND, "cu_seqlens_q starts with 1", _listed(QUERIES, [1, 3, 4, 9])),
+        ("falling-queries", "packed.boundaries", SOUND, "cu_seqlens_q falls", _listed(QUERIES, [0, 4, 3, 9])),
+        ("falling-keys", "packed.boundaries", SOUND, "cu_seqlens_k falls", _listed(KEYS, [0, 10, 4, 15])),
         ("beyond-queries", "packed.boundaries", SOUND, "cu_seqlens_q ends at 10 of 9 tokens",
-         _listed(BOUNDARIES[0], [0, 3, 4, 10])),
+         _listed(QUERIES, [0, 3, 4, 10])),
         ("beyond-keys", "packed.boundaries", SOUND, "cu_seqlens_k ends at 16 of 15 tokens",
-         _listed(BOUNDARIES[1], [0, 4, 10, 16])),
+         _listed(KEYS, [0, 4, 10, 16])),
         ("float-boundaries", "packed.boundaries", SOUND, "cu_seqlens_q is float32",
-         _listed(BOUNDARIES[0], [0, 3, 4, 9], torch.float32)),
+         _listed(QUERIES, [0, 3, 4, 9], torch.float32)),
         ("two-dimensions", "packed.boundaries", SOUND, "cu_seqlens_k has 2 dimensions",
-         lambda inputs: {BOUNDARIES[1]: inputs[BOUNDARIES[1]][None]}),
+         lambda sound: {KEYS: sound[KEYS][None]}),
         ("other-batch", "packed.boundaries", SOUND, "cu_seqlens_k has 2 members for 3 of the queries",
-         _listed(BOUNDARIES[1], [0, 4, 15])),
+         _listed(KEYS, [0, 4, 15])),
         ("negative-length", "packed.key-lengths", WITH_LENGTHS, "key_lengths has -1",
          _listed("key_lengths", [2, -1, 6])),
         ("long-length", "packed.key-lengths", WITH_LENGTHS, "key_lengths has 5 for a member of 4 keys",

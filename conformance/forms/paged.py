@@ -4,6 +4,7 @@ the call on the keys and values put in order (chapter "accuracy", "Budgets of th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -22,12 +23,14 @@ AXES: dict[str, tuple[str, ...]] = {"output": ("batch", "head", "row", "column")
 PLACES = ("query", "key_pages", "value_pages", "block_table", "key_lengths")
 
 
-def arguments(target: Target, golden: FormGolden) -> Arguments:
-    """Return what a target is called with for a case: query, key_pages, value_pages, block_table, key_lengths, and
-    is_causal, scale and cu_seqlens_q where the case has them.
+def run(target: Target, golden: FormGolden) -> Tensors:
+    """Call `target(query, key_pages, value_pages, block_table, key_lengths, ...)` and return output and lse.
 
-    With cu_seqlens_q, (batch + 1,), the query is packed, (total_q, q_heads, head_dim), else (batch, q_heads, q_len,
-    head_dim). Raises NotSupported where the signature lacks a word.
+    is_causal, scale and cu_seqlens_q are given where the case has them. With cu_seqlens_q, (batch + 1,), the query is
+    packed, (total_q, q_heads, head_dim), else (batch, q_heads, q_len, head_dim). It returns the output, of the query's
+    shape but for the last dimension, or (output, lse) with lse (batch, q_heads,
+    q_len), for packed queries (q_heads, total_q). Raises NotSupported where the signature lacks a word and where it
+    refuses by NotImplementedError, Violation where it raises anything else.
     """
     problem = cast(PagedProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
@@ -37,19 +40,8 @@ def arguments(target: Target, golden: FormGolden) -> Arguments:
     if "cu_seqlens_q" in inputs:
         options["cu_seqlens_q"] = inputs["cu_seqlens_q"]
     need(target, options)
-    return [inputs[name] for name in PLACES], options
-
-
-def run(target: Target, golden: FormGolden) -> Tensors:
-    """Call `target(query, key_pages, value_pages, block_table, key_lengths, ...)` and return output and lse.
-
-    It returns the output, of the query's shape but for the last dimension, or (output, lse) with lse (batch, q_heads,
-    q_len), for packed queries (q_heads, total_q). Raises NotSupported where the signature lacks a word and where it
-    refuses by NotImplementedError, Violation where it raises anything else.
-    """
-    given, options = arguments(target, golden)
     with torch.no_grad():
-        return named(ran(RULE, target, *given, **options), ("output", "lse"), RULE)
+        return named(ran(RULE, target, *(inputs[name] for name in PLACES), **options), ("output", "lse"), RULE)
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
@@ -98,33 +90,35 @@ def laws(target: Target, golden: FormGolden, found: Tensors) -> None:
                 raise Violation("paged.absent", f"{name} changes with {what}")
 
 
-def _entry(b: int, place: int, block: int) -> Any:
-    """Return a change that puts a block number into the table."""
+KEYS, VALUES, TABLE, LENGTHS = range(1, 5)  # places of the pages, the table and the lengths
 
-    def change(inputs: Tensors) -> Tensors:
-        table = inputs["block_table"].clone()
-        table[b, place] = block if block < 0 else len(inputs["key_pages"]) + block
-        return {"block_table": table}
+
+def _entry(b: int, place: int, block: int) -> Callable[[Arguments], Arguments]:
+    """Return a change that puts a block number into the table; one that is not negative counts from num_blocks."""
+
+    def change(sound: Arguments) -> Arguments:
+        table = sound[TABLE].clone()
+        table[b, place] = block if block < 0 else len(sound[KEYS]) + block
+        return {TABLE: table}
 
     return change
 
 
-def _length(b: int, length: int) -> Any:
+def _length(b: int, length: int) -> Callable[[Arguments], Arguments]:
     """Return a change of one length; a positive one counts from the capacity of the table."""
 
-    def change(inputs: Tensors) -> Tensors:
-        lengths = inputs["key_lengths"].clone()
-        capacity = inputs["block_table"].shape[1] * inputs["key_pages"].shape[1]
-        lengths[b] = length if length < 0 else capacity + length
-        return {"key_lengths": lengths}
+    def change(sound: Arguments) -> Arguments:
+        lengths = sound[LENGTHS].clone()
+        lengths[b] = length if length < 0 else sound[TABLE].shape[1] * sound[KEYS].shape[1] + length
+        return {LENGTHS: lengths}
 
     return change
 
 
-def _no_slots(inputs: Tensors) -> Tensors:
+def _no_slots(sound: Arguments) -> Arguments:
     """Return pages of no token, and lengths that need none."""
-    pages = {name: inputs[name][:, :0] for name in ("key_pages", "value_pages")}
-    return pages | {"key_lengths": torch.zeros_like(inputs["key_lengths"])}
+    pages: Arguments = {place: sound[place][:, :0] for place in (KEYS, VALUES)}
+    return pages | {LENGTHS: torch.zeros_like(sound[LENGTHS])}
 
 
 SOUND = "paged-decode-float32"  # lengths=20.5.33, page=16

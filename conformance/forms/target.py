@@ -14,6 +14,8 @@ from attnspec.conformance.outcome import NotSupported, Violation
 Tensors = dict[str, torch.Tensor]
 Target = Callable[..., Any]
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 def accepts(target: Target, name: str) -> bool:
     """Whether a callable's signature has a parameter that can be given by name; True where it shows none."""
@@ -43,6 +45,21 @@ def ran(rule: str, target: Target, *arguments: Any, **options: Any) -> Any:
         raise NotSupported(f"refused: {in_one_line(error)}", declared=False) from error
     except BaseException as error:
         raise Violation(rule, f"raised {in_one_line(error)}") from error
+
+
+def as_numbers(tensor: torch.Tensor, shape: tuple[int, ...], kind: str, rule: str) -> torch.Tensor:
+    """Return a result as float64 numbers of a shape that it broadcasts to, as a mask does.
+
+    kind: `floating`, `integer` or `bool`. Raises Violation of `rule` for another dtype or shape.
+    """
+    floating, integer = tensor.dtype.is_floating_point, tensor.dtype in INTEGERS
+    found = "floating" if floating else "integer" if integer else "bool" if tensor.dtype == torch.bool else "other"
+    if found != kind:
+        raise Violation(rule, f"{tensor.dtype} came back: use one that is {kind}")
+    try:
+        return tensor.double().broadcast_to(shape)
+    except RuntimeError:
+        raise Violation(rule, f"shape {tuple(tensor.shape)} came back: use one that broadcasts to {shape}") from None
 
 
 def named(returned: Any, names: tuple[str, ...], rule: str, required: int = 1) -> Tensors:

@@ -1,11 +1,28 @@
-"""The forms of golden cases beside a bare attention call: dropout with a given mask, merging, the multi-head module,
-additive attention, packed sequences, paged keys and values."""
+"""The forms of golden cases beside a bare attention call, a module a form."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
-from attnspec.golden.forms import additive, dropout, merge, multi_head, packed, paged
+from attnspec.golden.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    packed,
+    paged,
+    prefix_lm,
+    quantise,
+    quantised,
+    relative_bias,
+    relative_bucket,
+    rope,
+)
 from attnspec.golden.forms.form import FormCase, FormProblem
 from attnspec.spec.errors import InputError
 
@@ -16,6 +33,16 @@ FORMS: dict[str, type[FormProblem]] = {
     "additive": additive.AdditiveProblem,
     "packed": packed.PackedProblem,
     "paged": paged.PagedProblem,
+    "rope": rope.RopeProblem,
+    "quantised": quantised.QuantisedProblem,
+    "quantise": quantise.QuantiseProblem,
+    "latent": latent.LatentProblem,
+    "alibi_slopes": alibi_slopes.AlibiSlopesProblem,
+    "alibi_bias": alibi_bias.AlibiBiasProblem,
+    "relative_bucket": relative_bucket.RelativeBucketProblem,
+    "relative_bias": relative_bias.RelativeBiasProblem,
+    "document_mask": document_mask.DocumentMaskProblem,
+    "prefix_lm": prefix_lm.PrefixLmProblem,
 }
 
 
@@ -31,8 +58,8 @@ def problem_of(form: str, text: str) -> FormProblem:
 
 
 def _read() -> Iterator[FormCase]:
-    for module, kind in zip((dropout, merge, multi_head, additive, packed, paged), FORMS.values(), strict=True):
-        for note, problems in module.GROUPS.items():
+    for kind in FORMS.values():
+        for note, problems in sys.modules[kind.__module__].GROUPS.items():
             for name, text in problems.items():
                 problem = kind.parse(text)
                 yield FormCase(name, problem, tuple(sorted(set(problem.rules()))), note)

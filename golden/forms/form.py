@@ -21,14 +21,16 @@ Tensors = dict[str, torch.Tensor]
 Arrays = dict[str, npt.NDArray[Any]]
 
 LARGEST_SIZE = 4096
-LARGEST_SEED = 2**63 - 1
+LARGEST = {"seed": 2**63 - 1, "first": 2**20, "shift": 2**20}  # by word; of every other, LARGEST_SIZE
 
 
 class FormProblem(ABC):
-    """A problem of a form. form: its name; truths: the names of the true tensors."""
+    """A problem of a form. form: its name; truths: the names of the true tensors; leading: the input whose dtype the
+    results have, "" where they are compared as numbers of any dtype."""
 
     form: ClassVar[str]
     truths: ClassVar[tuple[str, ...]]
+    leading: ClassVar[str] = "query"
 
     @classmethod
     @abstractmethod
@@ -73,10 +75,9 @@ class WordProblem(FormProblem):
         format_named(self.dtype)
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(field.default) is int and not 0 <= value <= (
-                LARGEST_SEED if field.name == "seed" else LARGEST_SIZE
-            ):
-                raise InputError(f"{field.name} is {value}: use 0 to {LARGEST_SIZE}")
+            largest = LARGEST.get(field.name, LARGEST_SIZE)
+            if type(field.default) is int and not 0 <= value <= largest:
+                raise InputError(f"{field.name} is {value}: use 0 to {largest}")
         self.check()
 
     def check(self) -> None:
@@ -85,26 +86,26 @@ class WordProblem(FormProblem):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a problem's string. Raises InputError that names the word at fault."""
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+        defaults: dict[str, Any] = {word.name: word.default for word in fields(cls)}
         given: dict[str, Any] = {}
-        for word in text.split("/"):
-            name, equals, value = word.partition("=")
+        for said in text.split("/"):
+            name, equals, value = said.partition("=")
             if name not in defaults or name in given:
-                raise InputError(f"word {word!r} in {text!r} is unknown or stands twice: use {', '.join(defaults)}")
+                raise InputError(f"word {said!r} in {text!r} is unknown or stands twice: use {', '.join(defaults)}")
             kind = type(defaults[name])
             try:
                 given[name] = True if kind is bool and not equals else kind(value)
             except ValueError:
-                raise InputError(f"word {word!r} in {text!r} has no readable value") from None
+                raise InputError(f"word {said!r} in {text!r} has no readable value") from None
         return cls(**given)
 
     def __str__(self) -> str:
         said = []
-        for field in sorted(fields(self), key=lambda field: field.name in ("dtype", "seed")):  # these two come last
-            value = getattr(self, field.name)
-            if value != field.default:
+        for word in sorted(fields(self), key=lambda word: word.name in ("dtype", "seed")):  # these two come last
+            value = getattr(self, word.name)
+            if value != word.default:
                 number = f"{value:g}" if isinstance(value, float) else value
-                said.append(field.name if value is True else f"{field.name}={number}")
+                said.append(word.name if value is True else f"{word.name}={number}")
         return "/".join(said)
 
 

@@ -64,6 +64,7 @@ class MergeProblem(WordProblem):
 
     form: ClassVar[str] = "merge"
     truths: ClassVar[tuple[str, ...]] = ("output", "lse")
+    leading: ClassVar[str] = "outputs"
 
     parts: int = 2
     b: int = 1

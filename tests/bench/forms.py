@@ -1,5 +1,5 @@
 """How tight the budgets of the forms are: error / budget of honest merges, multi-head modules, additive attention,
-dropout with a given mask, packed and paged attention.
+dropout with a given mask, packed and paged attention, rotations, attention over quantised keys and values.
 
 Run:  python tests/bench/forms.py [--problems N]
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `packs` li
 
 from packs import by_reference
 
-from attnspec.conformance.forms import dropout
+from attnspec.conformance.forms import dropout, quantised, rope
 from attnspec.conformance.forms.hold import FORMS, judged
 from attnspec.conformance.forms.multi_head import parameters
 from attnspec.conformance.outcome import Violation
@@ -32,8 +32,11 @@ from attnspec.golden.forms import FORMS as PROBLEMS
 from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
 from attnspec.golden.store import FormGolden
 from attnspec.reference.additive import additive_attention
+from attnspec.reference.latent import latent_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
+from attnspec.reference.quantised import quantised_attention
+from attnspec.reference.rope import frequencies, rotate
 
 HONEST = Path(__file__).resolve().parents[1] / "honest" / "forms"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -45,6 +48,9 @@ TARGETS = {  # form: target, accuracy class
     "dropout": (("dropout", "fused"),),
     "packed": (("packed", "fused"), ("packed_tiles", "fused")),
     "paged": (("paged", "fused"), ("paged_stream", "fused")),
+    "rope": (("rope", "fused"), ("rope_complex", "fused"), ("rope_table", "eager")),
+    "quantised": (("quantised", "fused"), ("quantised_folded", "fused"), ("quantised_rounded", "eager")),
+    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"), ("latent_eager", "eager")),
 }  # fmt: skip
 
 
@@ -65,6 +71,20 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         mask = rng.choice(["", "mask=padding/", "mask=rows/", "causal/"])
         dims = f"query_dim={rng.choice([2, 16, 64])}/key_dim={rng.choice([2, 16, 64])}/hidden={rng.choice([1, 16, 64])}"
         return f"b={b}/h={h}/q={q}/k={k}/{dims}/{mask}scores={scores}/{end}"
+    if form == "rope":
+        r, said = int(rng.choice([2, 16, 64])), rng.choice(["", "interleaved/"]) + rng.choice(["", "base=500000/"])
+        where = rng.choice(["", "positions=batch/", "grad/", f"keys={k}/shift=9/"])
+        return f"b={b}/h={h}/q={q}/d=80/rotary_dim={r}/{said}{where}first={rng.choice([0, 100, 100000])}/{end}"
+    if form == "quantised":
+        grains = (rng.choice(["tensor", "head", "batch_head", "channel", "token"]) for _ in range(2))
+        said = "key_scale={}/value_scale={}/".format(*grains) + rng.choice(["", "causal/"])
+        said += rng.choice(["", "lengths=ragged/"]) + rng.choice(["", "stored=e4m3/"])
+        dims = f"d={rng.choice([2, 16, 64])}/dv={rng.choice([1, 8, 64])}"
+        return f"b={b}/hq={h}/hkv={rng.choice([1, h])}/q={q}/k={k}/{dims}/{said}{end}"
+    if form == "latent":
+        lengths = rng.choice(["", "lengths=ragged/", "causal=upper_left/", "lengths=ragged/causal=lower_right/"])
+        dims = f"nope={rng.choice([2, 16, 64])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, 128])}"
+        return f"b={b}/h={h}/q={q}/k={k}/{dims}/dv={rng.choice([2, 16, 64])}/{lengths}scores={scores}/{end}"
     mask = rng.choice(["", "causal/", "mask=bool.bhqk.random/"])
     grad = rng.choice(["", "grad/"])
     order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
@@ -129,9 +149,31 @@ def widened(inputs: Tensors) -> Tensors:
     return {name: x.double() if x.dtype.is_floating_point else x for name, x in inputs.items()}
 
 
+def rotated(problem: Any, inputs: Tensors) -> Tensors:
+    def turn(x: torch.Tensor, positions: torch.Tensor, *, interleaved: bool = False, **_: Any) -> torch.Tensor:
+        inv_freq = frequencies(problem.turned, problem.base)
+        return rotate(x, positions, inv_freq, "interleaved" if interleaved else "half_split")
+
+    return rope.run(turn, FormGolden(FormCase("drawn", problem, (), ""), widened(inputs)))
+
+
+def dequantised(problem: Any, inputs: Tensors) -> Tensors:
+    tensors = (inputs[name] for name in quantised.TENSORS)
+    found = quantised_attention(*tensors, key_lengths=inputs.get("key_lengths"), **problem.options)
+    return {"output": found.output, "lse": found.lse}
+
+
+def latent(problem: Any, inputs: Tensors) -> Tensors:
+    tensors = (inputs[name] for name in ("query", "latent", "key_rope", "w_uk", "w_uv"))
+    corner = "lower_right" if problem.causal == "lower_right" else "upper_left"
+    options = {"is_causal": problem.causal != "none", "causal_alignment": corner}
+    found = latent_attention(*tensors, key_lengths=inputs.get("key_lengths"), **options)
+    return {"output": found.output, "lse": found.lse}
+
+
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
     "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "packed": packed_truth,
-    "paged": packed_truth,
+    "paged": packed_truth, "rope": rotated, "quantised": dequantised, "latent": latent,
 }  # fmt: skip
 
 

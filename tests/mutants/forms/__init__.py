@@ -1,7 +1,24 @@
 """Faults of what is no bare attention kernel, a module a form. Each is its base in `tests/honest/forms` with one
 planted fault, and a vector of the form or a call that must be refused, which cites the rule, must find it."""
 
-from mutants.forms import additive, dropout, merge, multi_head, packed, paged
+from mutants.forms import (
+    additive,
+    alibi_bias,
+    alibi_slopes,
+    document_mask,
+    dropout,
+    latent,
+    merge,
+    multi_head,
+    packed,
+    paged,
+    prefix_lm,
+    quantise,
+    quantised,
+    relative_bias,
+    relative_bucket,
+    rope,
+)
 from mutants.house import Mutant
 
 FORM_FAMILIES = {
@@ -11,6 +28,16 @@ FORM_FAMILIES = {
     "dropout": dropout.MUTANTS,
     "packed": packed.MUTANTS,
     "paged": paged.MUTANTS,
+    "rope": rope.MUTANTS,
+    "quantised": quantised.MUTANTS,
+    "quantise": quantise.MUTANTS,
+    "latent": latent.MUTANTS,
+    "alibi_slopes": alibi_slopes.MUTANTS,
+    "alibi_bias": alibi_bias.MUTANTS,
+    "relative_bucket": relative_bucket.MUTANTS,
+    "relative_bias": relative_bias.MUTANTS,
+    "document_mask": document_mask.MUTANTS,
+    "prefix_lm": prefix_lm.MUTANTS,
 }
 
 

@@ -1,8 +1,8 @@
 """Faults of additive attention."""
 
+from mutants.forms.kind import KIND
 from mutants.house import Mutant
 
-KIND = "none public: the survey has kernels alone"
 SCORE, SOFTMAX, MASK, ADDED = (
     "additive.score", "additive.softmax", "additive.mask", "accuracy.additive-within-budget",
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Faults of dropout with a given mask."""
 
+from mutants.forms.kind import KIND
 from mutants.house import Mutant
 
-KIND = "none public: the survey has kernels alone"
 INVERTED, ON_WEIGHTS, ONE, LSE, BACK = (
     "dropout.inverted", "dropout.on-weights", "dropout.one", "dropout.lse", "dropout.backward-mask",
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Faults of merging."""
 
+from mutants.forms.kind import KIND
 from mutants.house import Mutant
 
-KIND = "none public: the survey has kernels alone"
 ASSOCIATIVE, PARTS, GAP, MERGED = (
     "flash.merge-associative", "flash.merge-empty", "flash.merge-gap", "accuracy.merge-within-budget",
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Faults of multi-head modules."""
 
+from mutants.forms.kind import KIND
 from mutants.house import Mutant
 
-KIND = "none public: the survey has kernels alone"
 MASKED, SPLIT, JOIN, EMPTY = (
     "multi-head.mask-convention", "multi-head.split", "multi-head.concat-order", "multi-head.empty-row",
 )  # fmt: skip

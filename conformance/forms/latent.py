@@ -1,0 +1,152 @@
+"""Form `latent`: a function `(query, latent, key_rope, w_uk, w_uv, *, is_causal, ...)`, and the budget of its results,
+for the expanded and the absorbed way (chapter "accuracy", "Budgets of the forms")."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from attnspec.conformance.budget import arithmetic_of
+from attnspec.conformance.forms.projections import apart_term, inner_products, layer_error, shared_term
+from attnspec.conformance.forms.refusals import Refusal, instead
+from attnspec.conformance.forms.target import Target, Tensors, named, need, ran
+from attnspec.conformance.row_errors import CONFIDENCE, lse_error, output_error
+from attnspec.conformance.rows import Arithmetic, Rows, score_ties
+from attnspec.golden.forms.latent import LatentProblem
+from attnspec.golden.store import FormGolden
+from attnspec.reference import masks
+from attnspec.spec.dtypes import format_of
+
+RULE = "accuracy.latent-within-budget"
+ROWS = ("batch", "head", "row")
+AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS}
+TENSORS = ("query", "latent", "key_rope", "w_uk", "w_uv")
+
+
+def run(target: Target, golden: FormGolden) -> Tensors:
+    """Call `target(query, latent, key_rope, w_uk, w_uv)`, with is_causal, causal_alignment (where it is `lower_right`),
+    scale and key_lengths where the case has them.
+
+    Shapes are those of `attnspec.reference.latent.latent_attention`. It returns the output, or (output, lse), and may
+    work in the expanded or the absorbed form. Raises NotSupported where the signature lacks a word or the target
+    refuses by NotImplementedError, Violation where it raises anything else.
+    """
+    problem = cast(LatentProblem, golden.case.problem)
+    inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
+    options: dict[str, Any] = {"scale": problem.scale} if problem.scale else {}
+    if problem.causal != "none":
+        options["is_causal"] = True
+    if problem.causal == "lower_right":
+        options["causal_alignment"] = problem.causal
+    if "key_lengths" in inputs:
+        options["key_lengths"] = inputs["key_lengths"]
+    need(target, options)
+    with torch.no_grad():
+        returned = ran(RULE, target, *(inputs[name] for name in TENSORS), **options)
+    return named(returned, ("output", "lse"), RULE)
+
+
+def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
+    """Return the budget of each element of output and lse, float64: the larger one of the two forms, in either of which
+    a kernel may work. Raises InputError for an unknown class. Rules: `accuracy.latent-within-budget`,
+    `latent.absorbed`."""
+    problem, inputs = cast(LatentProblem, golden.case.problem), golden.inputs
+    a = arithmetic_of(format_of(inputs["query"].dtype), accuracy)
+    lengths = inputs.get("key_lengths")
+    corner = "lower_right" if problem.causal == "lower_right" else "upper_left"
+    shape = (problem.b, problem.h, problem.q, problem.k)
+    visible = masks.visible(shape, None, problem.causal != "none", corner, lengths)
+    scale = problem.scale or (problem.nope + problem.rope) ** -0.5
+    found: dict[str, list[torch.Tensor]] = {"output": [], "lse": []}
+    for b in range(problem.b):
+        query, latent, key_rope = (inputs[name][b] for name in TENSORS[:3])
+        latent, key_rope = (torch.where(visible[b].any(1)[0][:, None], x, 0.0) for x in (latent, key_rope))
+        given = (query, latent, key_rope, inputs["w_uk"], inputs["w_uv"], visible[b], scale, a)
+        ways = (expanded_budget(*given), absorbed_budget(*given))
+        for name, of_ways in zip(found, zip(*ways, strict=True), strict=True):
+            found[name].append(torch.maximum(*of_ways))
+    return {name: torch.stack(parts) for name, parts in found.items()}
+
+
+def expanded_budget(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    w_uk: torch.Tensor,
+    w_uv: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    a: Arithmetic,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what output (heads, q_len, value_dim) and lse (heads, q_len) of one batch element may be off by where
+    keys and values are made for all heads. Chapter "accuracy", equation (9)."""
+    heads = len(w_uk)
+    e_key, e_value = (torch.stack([layer_error(latent, w, None, a.work, a.output) for w in ws]) for ws in (w_uk, w_uv))
+    c, q = latent.double(), query.double()
+    rope = key_rope.double().expand(heads, -1, -1)
+    key = torch.cat([c @ w_uk.double().transpose(-1, -2), rope], -1)  # (heads, k_len, nope_dim + rope_dim)
+    value = c @ w_uv.double().transpose(-1, -2)  # (heads, k_len, value_dim)
+    rows = Rows.of(q, key, value, None, visible, scale, a)
+    ties = score_ties(rows)
+    nope = q[..., : w_uk.shape[1]]
+    of_keys = abs(scale) * torch.sqrt(nope**2 @ (e_key**2).transpose(-1, -2))  # (heads, q_len, k_len)
+    values2 = ties * (rows.p**2 @ e_value**2)  # (heads, q_len, value_dim)
+    moved = torch.sqrt((rows.unit * apart_term(rows, of_keys, ties)) ** 2 + values2)
+    output = output_error(rows, ties) + CONFIDENCE * (1 + a.output) * moved
+    of_lse = torch.sqrt(ties * ((rows.p * of_keys) ** 2).sum(-1, keepdim=True)).squeeze(-1)
+    lse = lse_error(rows, ties) + CONFIDENCE * of_lse
+    return output, torch.where(rows.count.squeeze(-1) > 0, lse, 0.0)
+
+
+def absorbed_budget(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    key_rope: torch.Tensor,
+    w_uk: torch.Tensor,
+    w_uv: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    a: Arithmetic,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what output (heads, q_len, value_dim) and lse (heads, q_len) of one batch element may be off by where W^UK
+    goes into the query and W^UV out of the sum. Chapter "accuracy", equation (10)."""
+    heads, q_len, nope_dim, rank = *query.shape[:2], *w_uk.shape[1:]
+    nope, rope = query[..., :nope_dim], query[..., nope_dim:].double()
+    e_query = torch.stack([layer_error(x, w.T, None, a.work, a.output) for x, w in zip(nope, w_uk, strict=True)])
+    q = torch.cat([nope.double() @ w_uk.double(), rope], -1)  # (heads, q_len, kv_rank + rope_dim)
+    c, outward = latent.double(), w_uv.double()
+    key = torch.cat([c, key_rope.double()], -1).expand(heads, -1, -1)
+    values = c @ outward.transpose(-1, -2)  # (heads, k_len, value_dim): the cache after W^UV
+    rows = Rows.of(q, key, values, None, visible, scale, replace(a, output=0.0, tiny=0.0))
+    ties = score_ties(rows)
+    slope = (scale * c).expand(heads, q_len, -1, -1)  # (heads, q_len, k_len, kv_rank)
+    attended, size = rows.p @ c, rows.p @ c.abs()  # (heads, q_len, kv_rank)
+    alone2 = (a.output * attended) ** 2 + 2 * rows.count * (a.work * size) ** 2  # its store, its sum
+    weight2 = (outward**2).transpose(-1, -2)  # (heads, kv_rank, value_dim)
+    total = rows.p @ values
+    last = inner_products(rank, total, torch.sqrt(attended**2 @ weight2), a.work)
+    of_query = rows.unit * shared_term(rows, slope, e_query, rows.v)
+    error = output_error(rows, ties) + CONFIDENCE * torch.sqrt(of_query**2 + alone2 @ weight2 + last**2)
+    output = error + a.output * (total.abs() + error) + a.flushed * (rank + 1) + a.tiny
+    lse = lse_error(rows, ties) + CONFIDENCE * shared_term(rows, slope, e_query, None).squeeze(-1)
+    return output, torch.where(rows.count.squeeze(-1) > 0, lse, 0.0)
+
+
+KEY_ROPE, W_UK, W_UV = 2, 3, 4  # places
+SOUND, CACHED = "latent-plain-float32", "latent-decode-float32"
+REFUSALS = (
+    Refusal("latent-refuses-w-uk-of-one-head", "latent.shape", SOUND, "w_uk has one head, the query three",
+            lambda sound: {W_UK: sound[W_UK][:1]}),
+    Refusal("latent-refuses-w-uv-of-one-head", "latent.shape", SOUND, "w_uv has one head, the query three",
+            lambda sound: {W_UV: sound[W_UV][:1]}),
+    Refusal("latent-refuses-another-rank", "latent.shape", SOUND,
+            "w_uk and w_uv take a kv_rank of 1, the cache holds 8 elements",
+            lambda sound: {place: sound[place][..., :1] for place in (W_UK, W_UV)}),
+    Refusal("latent-refuses-another-head-dim", "latent.shape", SOUND,
+            "nope_dim + rope_dim is 9, the dimension of the query 8",
+            lambda sound: {KEY_ROPE: torch.cat([sound[KEY_ROPE], sound[KEY_ROPE][..., :1]], -1)}),
+    Refusal("latent-refuses-a-length-beyond-the-cache", "key-lengths.range", CACHED, "a length is 18 of 17 keys",
+            instead({"key_lengths": torch.tensor([18, 1, 17], dtype=torch.int32)})),
+)  # fmt: skip
