@@ -22,7 +22,7 @@ MUTANTS = (
            KIND, BIAS),
     Mutant("alibi-bias-in-the-dtype-of-the-slopes", "forms/alibi_bias_by_slot",
            "dtype=torch.promote_types(alibi_slopes.dtype, torch.float32)", "dtype=alibi_slopes.dtype", KIND, BIAS),
-    Mutant("alibi-distance-in-bfloat16", "forms/alibi_bias", "None] * distance", "None] * distance.bfloat16()", KIND,
+    Mutant("alibi-bias-distance-in-bfloat16", "forms/alibi_bias", "None] * distance", "None] * distance.bfloat16()", KIND,
            BIAS),
     Mutant("alibi-distance-squared", "forms/alibi_bias", "None] * distance", "None] * distance * distance.abs()", KIND,
            BIAS),
