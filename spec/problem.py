@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from attnspec.spec.alibi import Alibi
@@ -167,13 +168,10 @@ class Problem:
         return self.causal or (self.window and self.window.corner) or CAUSAL_ALIGNMENTS[0]
 
     def __str__(self) -> str:
-        return "/".join(_write(token, getattr(self, name)) for name, token in TOKENS.items() if self._says(name))
-
-    def _says(self, name: str) -> bool:
-        """Whether the string must mention this field."""
-        silent = {name: getattr(self, other) for name, other in FOLLOWS.items()} | {"dtype": None}
-        default = {f.name: f.default for f in fields(self)} | silent
-        return bool(getattr(self, name) != default[name])
+        following = {name: getattr(self, other) for name, other in FOLLOWS.items()}
+        unsaid = _defaults() | following | {"dtype": None}
+        said = ((token, getattr(self, name)) for name, token in TOKENS.items() if getattr(self, name) != unsaid[name])
+        return "/".join(_write(token, value) for token, value in said)
 
     @classmethod
     def parse(cls, text: str) -> Problem:
@@ -250,6 +248,12 @@ class Problem:
         elif self.window:
             moved["window"] = self.window._replace(corner=corner)
         return self.but(**moved)
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return the default of every field: what a string need not say."""
+    return {f.name: f.default for f in fields(Problem)}
 
 
 def _write(token: str, value: object) -> str:
