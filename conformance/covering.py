@@ -59,7 +59,6 @@ MODIFIERS: dict[str, dict[str, dict[str, object]]] = {  # options of few kernels
     "alibi": {name: {"alibi": Alibi() if name != NONE else None} for name in (NONE, "alibi")},
     "sinks": {kind or NONE: {"sinks": kind} for kind in (None, "normal")},
 }
-FEATURE_OF = {"window": "window_size", "softcap": "softcap", "alibi": "alibi_slopes", "sinks": "sinks"}  # of MODIFIERS
 FITTED = ("options_combine", "options_combine_in_the_backward")  # checks whose problems fall back
 EVERY = OPTIONS | MODIFIERS
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -176,7 +175,8 @@ def lacks(case: Case, capabilities: Capabilities) -> str | None:
         return None
     if case.check not in FITTED:
         return lacking
-    kept = case.problem.features().intersection(FEATURE_OF.values())
+    bare = case.problem.but(**dict.fromkeys(MODIFIERS))  # an option of few kernels has its field's name
+    kept = case.problem.features() - bare.features()
     return lacking if kept and not kept.intersection(capabilities.features) else None
 
 
@@ -197,7 +197,4 @@ def coverage(ran: list[Problem], capabilities: Capabilities) -> Pairs:
 def _possible(pair: Pair, capabilities: Capabilities) -> bool:
     """Whether the kernel supports the two values together, everything else at its first value."""
     first = {option: next(iter(values)) for option, values in EVERY.items()}
-    problem = problem_of(first | dict(pair)).at_corner(capabilities.causal_alignment)
-    if problem.alibi:
-        problem = problem.but(alibi=problem.alibi._replace(form=capabilities.alibi_form))
-    return capabilities.lacks(problem) is None
+    return capabilities.lacks(capabilities.fitted(problem_of(first | dict(pair)))) is None

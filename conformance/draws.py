@@ -113,7 +113,5 @@ def try_drawn(
 
 
 def fitted(problem: Problem, kernel: Kernel) -> Problem:
-    """Return the problem in the dialect of the kernel: its corner of causal triangle, window and ALiBi, its form of
-    ALiBi."""
-    placed = problem.at_corner(kernel.capabilities.causal_alignment)
-    return placed.but(alibi=placed.alibi._replace(form=kernel.capabilities.alibi_form)) if placed.alibi else placed
+    """Return the problem in the dialect of the kernel."""
+    return kernel.capabilities.fitted(problem)

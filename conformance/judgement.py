@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -11,6 +12,7 @@ from attnspec.conformance.comparison import Comparison, compare
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.golden.inputs import make_call
 from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.reference.attention import answer
 from attnspec.spec.call import Call, Gradients, Result
@@ -165,6 +167,19 @@ def budget_of(kernel: Kernel, problem: Problem, call: Call) -> Budget:
     if not scores_in_range(call, accuracy):
         raise NotSupported(f"scores beyond the range of class {accuracy}", declared=True)
     return error_budget(call, causal_alignment=problem.corner, accuracy=accuracy)
+
+
+def call_with_lse(kernel: Kernel, problem: Problem) -> Call:
+    """Return the call of a problem, with the lse where the kernel has it. Raises NotSupported."""
+    kernel.need(problem)
+    return kernel.asking_for_lse(make_call(problem), problem)
+
+
+def need_refusals(kernel: Kernel, rule: str, wrong: Iterable[tuple[str, Call]]) -> None:
+    """Raise Violation of the rule where a call that must be refused is answered. wrong: what each one has, in words."""
+    for what, call in wrong:
+        if not kernel.refuses(call):
+            raise Violation(rule, f"a call with {what} was answered, not refused")
 
 
 def lse_of(result: Result) -> torch.Tensor:

@@ -10,9 +10,8 @@ import math
 
 import torch
 
-from attnspec.implementations.torch_eager import broadcast_mask, capped, check_call, check_sinks
+from attnspec.implementations.torch_eager import broadcast_mask, capped, check_call, check_sinks, check_slopes
 from attnspec.spec.capabilities import FEATURES, Capabilities
-from attnspec.spec.errors import InputError
 
 
 class Grouped:
@@ -66,7 +65,7 @@ class Grouped:
         scores = scale * torch.einsum("bhgqd,bhkd->bhgqk", shared, key.to(wide))
         scores = capped(scores, softcap)
         if alibi_slopes is not None:
-            scores = scores - steps(alibi_slopes.to(wide), scores, key_lengths)
+            scores = scores - steps(alibi_slopes, scores, key_lengths)
         scores = hide(scores, attn_mask, is_causal, key_lengths, window_size)  # (batch, kv_heads, group, q_len, k_len)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, kv_heads, group, q_len, 1)
         if sinks is not None:
@@ -87,13 +86,11 @@ def steps(alibi_slopes: torch.Tensor, scores: torch.Tensor, key_lengths: torch.T
     another shape. Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022.
     """
     batch, kv_heads, group, q_len, k_len = scores.shape
-    heads = kv_heads * group
-    if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)):
-        raise InputError(f"alibi_slopes {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    check_slopes(alibi_slopes, batch, kv_heads * group)
     end = k_len if key_lengths is None else key_lengths[:, None, None, None, None]  # (batch, 1, 1, 1, 1)
     diagonal = torch.arange(q_len, device=scores.device)[:, None] + (end - q_len)  # (..., q_len, 1)
     distance = (diagonal - torch.arange(k_len, device=scores.device)).abs()
-    return alibi_slopes.reshape(-1, kv_heads, group, 1, 1) * distance
+    return alibi_slopes.to(scores.dtype).reshape(-1, kv_heads, group, 1, 1) * distance
 
 
 def hide(

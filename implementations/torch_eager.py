@@ -191,12 +191,18 @@ def steps(alibi_slopes: torch.Tensor, shape: torch.Size, wide: torch.dtype) -> t
     Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
     """
     batch, heads, q_len, k_len = shape
-    if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)) or not alibi_slopes.dtype.is_floating_point:
-        given = f"{alibi_slopes.dtype} {tuple(alibi_slopes.shape)}"
-        raise InputError(f"alibi_slopes {given}: use floating numbers, ({heads},) or ({batch}, {heads})")
+    check_slopes(alibi_slopes, batch, heads)
     device = alibi_slopes.device
     distance = (torch.arange(q_len, device=device)[:, None] - torch.arange(k_len, device=device)).abs()
     return alibi_slopes.to(wide).reshape(-1, heads, 1, 1) * distance
+
+
+def check_slopes(alibi_slopes: torch.Tensor, batch: int, heads: int) -> None:
+    """Raise InputError unless slopes are floating numbers, one a query head, or one a batch element and query head.
+    Rule: `alibi.shape`."""
+    if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)) or not alibi_slopes.dtype.is_floating_point:
+        given = f"{alibi_slopes.dtype} {tuple(alibi_slopes.shape)}"
+        raise InputError(f"alibi_slopes {given}: use floating numbers, ({heads},) or ({batch}, {heads})")
 
 
 def check_sinks(sinks: torch.Tensor | None, q_heads: int) -> None:

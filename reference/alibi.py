@@ -83,9 +83,7 @@ def of_scores(
     `alibi.shape`. Source: Press et al. 2022, section 3.
     """
     batch, heads, q_len, k_len = shape
-    per_batch = check_slopes(alibi_slopes)
-    if per_batch.shape[1] != heads or len(per_batch) not in (1, batch):
-        raise InputError(f"alibi_slopes has shape {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    fitting_slopes(alibi_slopes, batch, heads)
     return bias(alibi_slopes, distance(q_len, k_len, form=form, alignment=alignment, key_lengths=key_lengths))
 
 
@@ -99,6 +97,15 @@ def slopes_backward(grad_bias: torch.Tensor, distances: torch.Tensor, alibi_slop
     per_slope = -(grad_bias.double() * distances).sum((2, 3))  # (batch, heads)
     summed: torch.Tensor = per_slope.sum_to_size(alibi_slopes.shape)
     return summed
+
+
+def fitting_slopes(alibi_slopes: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
+    """Return the slopes of a call as (1 or batch, heads). Raises InputError for another shape or dtype. Rule:
+    `alibi.shape`."""
+    per_batch = check_slopes(alibi_slopes)
+    if per_batch.shape[1] != heads or len(per_batch) not in (1, batch):
+        raise InputError(f"alibi_slopes has shape {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    return per_batch
 
 
 def check_slopes(alibi_slopes: torch.Tensor) -> torch.Tensor:

@@ -77,18 +77,20 @@ def backward(
     if keep is not None:  # dropout multiplies by constants: its backward is dropout with the same mask
         dropped = dropout.apply(weights, keep, dropout_p)
         grad_weights = dropout.apply(grad_weights, keep, dropout_p)
-    grad_weights = torch.where(visible, grad_weights, 0.0)
-    delta = (weights * grad_weights).sum(-1)  # (batch, q_heads, q_len)
     grad_scores = softmax_backward(weights, grad_weights, visible, grad_lse)  # (batch, q_heads, q_len, k_len)
     grad_scaled = grad_scores * caps.slope(scaled, softcap)  # (batch, q_heads, q_len, k_len)
     grad_keys = scale * (grad_scaled.transpose(-1, -2) @ queries)  # (batch, q_heads, k_len, head_dim)
     grad_values = dropped.transpose(-1, -2) @ grad_output
+    grad_sinks = None
+    if sinks is not None:
+        delta = (weights * torch.where(visible, grad_weights, 0.0)).sum(-1)  # (batch, q_heads, q_len)
+        grad_sinks = sinks_backward(sinks, lse(scores, visible, sink), delta, grad_lse)
     return Gradients(
         query=scale * (grad_scaled @ keys),
         key=sum_readers(grad_keys, given_key),
         value=sum_readers(grad_values, given_value),
         attn_mask=mask_backward(grad_scores, attn_mask),
-        sinks=None if sinks is None else sinks_backward(sinks, lse(scores, visible, sink), delta, grad_lse),
+        sinks=grad_sinks,
     )
 
 

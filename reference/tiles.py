@@ -13,7 +13,7 @@ import torch
 
 from attnspec.reference import masks, windows
 from attnspec.reference import softcap as caps
-from attnspec.reference.alibi import check_slopes
+from attnspec.reference.alibi import fitting_slopes
 from attnspec.reference.attention import check_inputs
 from attnspec.spec.errors import InputError
 
@@ -170,9 +170,7 @@ def tiles(
 def slopes_of(alibi_slopes: torch.Tensor, batch: int, groups: tuple[int, int], accumulate: torch.dtype) -> torch.Tensor:
     """Return slopes (q_heads,) or (batch, q_heads) as (1 or batch, kv_heads, group, 1, 1). Raises InputError for
     another shape. Rule: `alibi.shape`."""
-    per_batch, heads = check_slopes(alibi_slopes), groups[0] * groups[1]
-    if per_batch.shape[1] != heads or len(per_batch) not in (1, batch):
-        raise InputError(f"alibi_slopes has shape {tuple(alibi_slopes.shape)}: use ({heads},) or ({batch}, {heads})")
+    per_batch = fitting_slopes(alibi_slopes, batch, groups[0] * groups[1])
     return torch.unflatten(per_batch.to(accumulate), 1, groups)[..., None, None]
 
 

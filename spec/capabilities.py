@@ -113,6 +113,12 @@ class Capabilities:
             return f"alibi_form is declared as {self.alibi_form}"
         return None
 
+    def fitted(self, problem: Problem) -> Problem:
+        """Return the problem in the declared dialect: its corner of causal triangle, window and ALiBi, its form of
+        ALiBi."""
+        placed = problem.at_corner(self.causal_alignment)
+        return placed.but(alibi=placed.alibi._replace(form=self.alibi_form)) if placed.alibi else placed
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object (schema `capabilities`)."""
         return {name: _lists(value) for name, value in asdict(self).items()}

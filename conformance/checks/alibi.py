@@ -7,17 +7,15 @@ import torch
 from attnspec.conformance.budget import positions_of
 from attnspec.conformance.case import Case
 from attnspec.conformance.checks.relations import same
-from attnspec.conformance.judgement import judge_against_reference
+from attnspec.conformance.judgement import call_with_lse, judge_against_reference, need_refusals
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.golden.inputs import make_call
-from attnspec.spec.call import Call
-from attnspec.spec.problem import Problem
+from attnspec.conformance.outcome import NotSupported
+from attnspec.spec.problem import Mask
 
 
 def slopes_of_each_batch_element_are_its_own(kernel: Kernel, case: Case) -> float:
     """Slopes of shape (batch, q_heads) give each batch element its own, whatever their sign."""
-    call = call_of(kernel, case.problem)
+    call = call_with_lse(kernel, case.problem)
     assert call.alibi_slopes is not None, "a problem with slopes"
     factors = torch.tensor([1.0, -1.0]).repeat(len(call.query))[: len(call.query), None]
     given = call.but(alibi_slopes=factors * call.alibi_slopes)
@@ -27,11 +25,10 @@ def slopes_of_each_batch_element_are_its_own(kernel: Kernel, case: Case) -> floa
 def alibi_equals_its_mask(kernel: Kernel, case: Case) -> float:
     """The result is that of the call without slopes whose additive mask is minus slope times distance."""
     problem = case.problem
-    without = problem.but(alibi=None)
-    kernel.need(without.but(mask=None))
+    kernel.need(problem.but(alibi=None, mask=Mask("float", "bhqk", "bias")))
     if problem.dtype != "float32":
         raise NotSupported("a mask of another dtype rounds the bias", declared=True)
-    call = call_of(kernel, problem)
+    call = call_with_lse(kernel, problem)
     shape = (*call.query.shape[:3], call.key.shape[2])
     bias = positions_of(call, shape)
     assert bias is not None, "a problem with slopes"
@@ -41,7 +38,7 @@ def alibi_equals_its_mask(kernel: Kernel, case: Case) -> float:
 
 def slopes_of_0_are_none(kernel: Kernel, case: Case) -> float:
     """With every slope 0 the result is that of the call without slopes; with one of them, it is that of its head."""
-    call = call_of(kernel, case.problem)
+    call = call_with_lse(kernel, case.problem)
     assert call.alibi_slopes is not None, "a problem with slopes"
     worst = 0.0
     for heads in (slice(None), slice(0, 1)):
@@ -54,17 +51,11 @@ def slopes_of_0_are_none(kernel: Kernel, case: Case) -> float:
 
 def slopes_of_another_shape_are_refused(kernel: Kernel, case: Case) -> None:
     """One slope for all heads, one a key head, a number too many, or a slope a row is refused."""
-    call = kernel.place(call_of(kernel, case.problem))
+    call = kernel.place(call_with_lse(kernel, case.problem))
     assert call.alibi_slopes is not None, "a problem with slopes"
     kernel(call)
     batch, heads, q_len, _ = call.query.shape
-    for shape in ((), (1,), (call.key.shape[1],), (heads + 1,), (batch + 1, heads), (batch, heads, q_len)):
-        given = torch.zeros(shape, dtype=call.alibi_slopes.dtype, device=call.alibi_slopes.device)
-        if not kernel.refuses(call.but(alibi_slopes=given)):
-            raise Violation("alibi.shape", f"a call with alibi_slopes of shape {shape} was answered, not refused")
-
-
-def call_of(kernel: Kernel, problem: Problem) -> Call:
-    """Return the call of a problem, with the lse where the kernel has it. Raises NotSupported."""
-    kernel.need(problem)
-    return kernel.asking_for_lse(make_call(problem), problem)
+    slopes = call.alibi_slopes
+    shapes = ((), (1,), (call.key.shape[1],), (heads + 1,), (batch + 1, heads), (batch, heads, q_len))
+    wrong = ((f"alibi_slopes of shape {shape}", call.but(alibi_slopes=slopes.new_zeros(shape))) for shape in shapes)
+    need_refusals(kernel, "alibi.shape", wrong)

@@ -24,6 +24,7 @@ from attnspec.conformance.judgement import (
     LSE_AXES,
     OUTPUT_AXES,
     budget_of,
+    need_refusals,
     scores_in_range,
     twice_if_double,
     visible_set,
@@ -279,6 +280,4 @@ def p_that_is_no_probability_is_refused(kernel: Kernel, case: Case) -> None:
     """A p below 0, above 1, or NaN ends in an exception."""
     call = kernel.place(call_of(kernel, case.problem))
     kernel(call)
-    for p in NO_PROBABILITIES:
-        if not kernel.refuses(call.but(dropout_p=p)):
-            raise Violation("dropout.range", f"a call with dropout_p={p} was answered, not refused")
+    need_refusals(kernel, "dropout.range", ((f"dropout_p={p}", call.but(dropout_p=p)) for p in NO_PROBABILITIES))

@@ -9,9 +9,8 @@ import torch
 from attnspec.conformance.case import Case
 from attnspec.conformance.checks.laws import same_bits
 from attnspec.conformance.checks.relations import difference, same
-from attnspec.conformance.judgement import budget_of
+from attnspec.conformance.judgement import budget_of, call_with_lse, need_refusals
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import Violation
 from attnspec.golden.inputs import make_call
 from attnspec.spec.call import Result
 
@@ -22,8 +21,7 @@ def two_keys_give_their_closed_form(kernel: Kernel, case: Case) -> float:
     """With keys of score 0 and s and values 0 and 1, the output is the logistic function of c tanh(s / c), and the lse
     its softplus."""
     problem = case.problem  # k_len is 2
-    kernel.need(problem)
-    call = kernel.asking_for_lse(make_call(problem), problem)
+    call = call_with_lse(kernel, problem)
     query, key, value = (torch.zeros_like(x) for x in (call.query, call.key, call.value))
     query[..., 0] = torch.linspace(-LARGEST_SCORE, LARGEST_SCORE, problem.q_len) * math.sqrt(problem.head_dim)
     key[..., 1, 0], value[..., 1, :] = 1.0, 1.0
@@ -43,8 +41,7 @@ def two_keys_give_their_closed_form(kernel: Kernel, case: Case) -> float:
 def a_cap_far_above_the_scores_is_none(kernel: Kernel, case: Case) -> float:
     """A cap far above every score gives output and lse of the call without one, and a cap of 0 its very bits."""
     problem = case.problem
-    kernel.need(problem)
-    call = kernel.asking_for_lse(make_call(problem), problem)
+    call = call_with_lse(kernel, problem)
     none = call.but(softcap=None)
     if kernel.capabilities.deterministic:
         pairs = zip(kernel(none)[:2], kernel(call.but(softcap=0.0))[:2], strict=True)
@@ -58,6 +55,5 @@ def impossible_caps_are_refused(kernel: Kernel, case: Case) -> None:
     """A cap below 0, infinite or NaN ends in an exception."""
     kernel.need(case.problem)
     call = make_call(case.problem)
-    for cap in (-1.0, -1e-30, math.inf, -math.inf, math.nan):
-        if not kernel.refuses(call.but(softcap=cap)):
-            raise Violation("softcap.range", f"a call with softcap={cap} was answered, not refused")
+    caps = (-1.0, -1e-30, math.inf, -math.inf, math.nan)
+    need_refusals(kernel, "softcap.range", ((f"softcap={cap}", call.but(softcap=cap)) for cap in caps))

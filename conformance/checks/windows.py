@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.checks.relations import same
-from attnspec.conformance.judgement import visible_set
+from attnspec.conformance.judgement import call_with_lse, need_refusals, visible_set
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import Violation
 from attnspec.golden.inputs import make_call
 from attnspec.spec.problem import Mask
 
@@ -14,9 +13,8 @@ from attnspec.spec.problem import Mask
 def a_window_equals_its_mask(kernel: Kernel, case: Case) -> float:
     """A window, beside the causal triangle or alone, gives output and lse of the boolean mask that hides the same."""
     problem = case.problem
-    kernel.need(problem)
+    call = call_with_lse(kernel, problem)
     kernel.need(problem.but(causal=None, window=None, mask=Mask("bool", "qk", "random")))
-    call = kernel.asking_for_lse(make_call(problem), problem)
     seen = visible_set(problem, call)[0, 0]  # (q_len, k_len): the same for all without another mask
     masked = call.but(window_size=None, is_causal=False, attn_mask=seen)
     return same(kernel, problem, "window.bounds", "with a mask in place of the window", call, masked)
@@ -25,8 +23,7 @@ def a_window_equals_its_mask(kernel: Kernel, case: Case) -> float:
 def a_window_beyond_all_keys_is_none(kernel: Kernel, case: Case) -> float:
     """A window that reaches beyond every key, or has no bounds, gives output and lse of the call without one."""
     problem = case.problem
-    kernel.need(problem)
-    call = kernel.asking_for_lse(make_call(problem), problem)
+    call = call_with_lse(kernel, problem)
     none = call.but(window_size=None)
     far = problem.q_len + problem.k_len
     worst = 0.0
@@ -40,6 +37,6 @@ def impossible_windows_are_refused(kernel: Kernel, case: Case) -> None:
     """A window with a side below -1 ends in an exception."""
     kernel.need(case.problem)
     call = make_call(case.problem)
-    for window in ((-2, 0), (0, -2), (-3, -3), (3, -7)):
-        if not kernel.refuses(call.but(window_size=window)):
-            raise Violation("window.range", f"a call with window_size={window} was answered, not refused")
+    windows = ((-2, 0), (0, -2), (-3, -3), (3, -7))
+    wrong = ((f"window_size={window}", call.but(window_size=window)) for window in windows)
+    need_refusals(kernel, "window.range", wrong)
