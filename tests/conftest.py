@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,17 @@ def kernel() -> Callable[[str], Any]:
     from attnspec.conformance.targets import resolve
 
     return cache(lambda name: resolve(target_of(name)))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: the problems are too small to share between threads, and other tests run beside."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def target_of(name: str) -> str:

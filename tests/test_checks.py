@@ -5,20 +5,20 @@ The kernels are in `kernels/`. They run in this process, on a few cases a check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from conftest import KERNELS, target_of
+from findings import finding, findings
 from mutants import mutant_named
 from mutants.house import HONEST, kernel_of
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import BY_NAME, CHECKS, case_named, cases
 from attnspec.conformance.failure_screen import failure_screen
-from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.conformance.outcome import NotSupported
 from attnspec.conformance.running import run_case
 from attnspec.conformance.targets import resolve
 
@@ -142,36 +142,17 @@ KILLERS = {  # check: a mutant of tests/mutants that it kills
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The problems are too small to share between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def finding(kernel: Any, case: Case) -> Violation | None:
-    """Run a case; return what it finds, None where it passes or does not apply."""
-    try:
-        run_case(kernel, case)
-    except Violation as found:
-        return found
-    except NotSupported:
-        return None
-    return None
-
-
-def findings(kernel: Any, check: str) -> Iterator[tuple[Case, Violation]]:
-    """Run a check's quick cases and yield those that fail."""
-    for case in cases("quick"):
-        if case.check == check and (found := finding(kernel, case)) is not None:
-            yield case, found
+def of_check(name: str) -> Callable[[Case], bool]:
+    """Say whether a case is of a check."""
+    return lambda case: case.check == name
 
 
 @pytest.mark.parametrize(("name", "check", "rule"), FAULTS)
 def test_the_fault_is_found_and_named(kernel: Callable[[str], Any], name: str, check: str, rule: str) -> None:
-    assert rule in (found.rule for _, found in findings(kernel(name), check))
+    assert rule in (found.rule for _, found in findings(kernel(name), of_check(check)))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
@@ -181,7 +162,7 @@ def test_every_check_kills_a_kernel(check: Any) -> None:
 
 @pytest.mark.parametrize(("check", "mutant"), KILLERS.items())
 def test_the_check_kills_the_mutant(check: str, mutant: str) -> None:
-    assert next(findings(kernel_of(mutant_named(mutant)), check), None) is not None
+    assert next(findings(kernel_of(mutant_named(mutant)), of_check(check)), None) is not None
 
 
 def test_every_kernel_is_killed() -> None:
@@ -210,7 +191,7 @@ def runs(kernel: Any, case: Case) -> bool:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_the_honest_kernel_passes_every_quick_case(kernel: Callable[[str], Any], check: Any) -> None:
-    assert [str(found) for _, found in findings(kernel("honest"), check.name)] == []
+    assert [str(found) for _, found in findings(kernel("honest"), of_check(check.name))] == []
 
 
 def test_the_other_corner_is_right_where_it_is_declared() -> None:
@@ -235,7 +216,7 @@ def test_stored_scores_are_right_where_the_class_is_eager() -> None:
 def test_a_declared_lack_of_determinism_is_taken_at_its_word(kernel: Callable[[str], Any]) -> None:
     plain = kernel("nondeterministic")
     declared = replace(plain, capabilities=replace(plain.capabilities, deterministic=False))
-    assert list(findings(declared, "results_repeat_bit_for_bit")) == []
+    assert list(findings(declared, of_check("results_repeat_bit_for_bit"))) == []
 
 
 def test_a_drawn_case_of_which_every_head_dim_is_refused_is_no_breach_of_core() -> None:
@@ -257,7 +238,7 @@ def test_a_kernel_that_exits_has_raised(kernel: Callable[[str], Any]) -> None:
 
 @pytest.mark.parametrize(("name", "check", "rule"), FAULTS)
 def test_a_failure_fits_one_screen(kernel: Callable[[str], Any], name: str, check: str, rule: str) -> None:
-    case, found = next(findings(kernel(name), check))
+    case, found = next(findings(kernel(name), of_check(check)))
     screen = failure_screen(case, found, ["attnspec", "validate", target_of(name)]).splitlines()
     shown = (found.case or case).id
     assert screen[0] == f"FAIL {shown}"

@@ -3,7 +3,7 @@ one; it names nothing for honest kernels and for faults that the catalogue does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.problem import Problem
 from attnspec.spec.rules import all_rules
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 HONEST = Path(__file__).parent / "honest"
 SHOWING = (  # problems on one of which every mistake shows; {} is a dtype
     "b=3/q=37/k=150/d=76/dv=20/dtype={}/seed=1",
@@ -72,14 +73,6 @@ HARMLESS = {  # in a 16-bit dtype: an honest kernel may do so, or the store of t
 }
 WITHIN_BUDGET = {("bfloat16", name) for name in HARMLESS}
 BY_NAME = {mistake.name: mistake for mistake in reversed(CATALOGUE)}  # the first form of each
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def kernel_of(run: Callable[..., Any], dtype: str = "float32", more: tuple[str, ...] = ()) -> Kernel:

@@ -32,6 +32,7 @@ from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 from attnspec.spec.profiles import PROFILES
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DROPOUT = [case for case in cases("quick") if case.problem.dropout]
 RIGHT = ("torch_eager", f"{HONEST / 'dropped.py'}:attention", f"{HONEST / 'dropped_tiles.py'}:attention")
 OPTIONS = (
@@ -40,14 +41,6 @@ OPTIONS = (
     "b=2/hq=2/q=7/k=5/d=8/dtype=bfloat16/mask=bool.b11k.padding/dropout=0.5/causal=lower_right/grad",
     "b=2/hq=2/q=3/k=9/d=8/dropout=0.5/lengths=ragged/grad",
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def source(seed: int) -> torch.Generator:

@@ -80,13 +80,10 @@ Method = Callable[[Call, Result], Any]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The problems are too small to share between threads, and many kernels are judged by the same truth."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _truth_remembered(one_thread: None) -> Iterator[None]:
+    """Many kernels are judged by the same truth."""
     with remembered():
         yield
-    torch.set_num_threads(before)
 
 
 def honest(name: str) -> Kernel:

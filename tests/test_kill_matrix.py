@@ -5,23 +5,13 @@ What it cannot do yet stands in `mutants/not_yet.py`, and must fail until it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from mutants import all_mutants
 from mutants.house import Mutant, honest_name, honest_targets
 from mutants.matrix import KILLED, accusations, fate_of
 from mutants.not_yet import ACCUSED, NOT_YET
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The problems are too small to share between threads, and other tests run beside these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def listed(name: str, reasons: dict[str, str]) -> list[pytest.MarkDecorator]:

@@ -8,6 +8,7 @@ from math import exp, log
 
 import pytest
 import torch
+from findings import findings
 from mutants import mutant_named
 from mutants.house import HONEST, kernel_of
 
@@ -17,7 +18,6 @@ from attnspec.conformance.checks.probes import broken_length_rule
 from attnspec.conformance.checks.relations import merged, part_of_keys
 from attnspec.conformance.judgement import scores_in_range, visible_set
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.running import run_case
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
@@ -25,6 +25,7 @@ from attnspec.reference.attention import answer
 from attnspec.spec.call import Call, Result
 from attnspec.spec.problem import Mask, Problem
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 HONEST_NAMES = ("plain", "tiled", "each_alone", "split_kv", "packed", "lower_right")
 VISIBLE, ABSENT, CAUSAL, ZERO = (f"key-lengths.{rule}" for rule in ("visible", "absent", "causal", "zero"))
 APPEND, CHUNKS = "kv-cache.append", "kv-cache.chunks"
@@ -69,30 +70,15 @@ FOUND = [  # check, mutant, the rule that must be named
 CHECKS = sorted({check for check, _, _ in FOUND})
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The problems are too small to share between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def honest(name: str) -> Kernel:
     return resolve(f"{HONEST / f'lengths_{name}.py'}:attention")
 
 
 def rules_named(kernel: Kernel, check: str) -> Iterator[str]:
     """Run a check's quick cases, of those on visible sets the ones with lengths, and yield the rules that fail."""
-    for case in cases("quick"):
-        if case.check != check or (check == "visible_set_is_exact" and not case.problem.key_lengths):
-            continue
-        try:
-            run_case(kernel, case)
-        except Violation as found:
-            yield found.rule
-        except NotSupported:
-            continue
+    every = check != "visible_set_is_exact"
+    found = findings(kernel, lambda case: case.check == check and (every or case.problem.key_lengths))
+    return (violation.rule for _, violation in found)
 
 
 @pytest.mark.parametrize(("check", "mutant", "rule"), FOUND)

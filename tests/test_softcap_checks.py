@@ -6,22 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from findings import findings
 from mutants import mutant_named
 from mutants.house import HONEST, kernel_of
 
 from attnspec.conformance.budget import FAST_TANH, arithmetic_of, error_budget
-from attnspec.conformance.catalogue import case_named, cases
+from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.diagnosis.diagnose import diagnose
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.conformance.running import run_case
+from attnspec.conformance.outcome import Violation
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
 from attnspec.reference.attention import answer
 from attnspec.spec.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from attnspec.spec.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FOUND = [  # check, mutant, the rule that must be named
     ("visible_set_is_exact", "softcap-after-the-mask", "softcap.bias"),
     ("two_keys_give_their_closed_form", "softcap-ignored", "softcap.scores"),
@@ -56,36 +57,20 @@ HONEST_TARGETS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The problems are too small to share between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def findings(kernel: Kernel, check: str | None = None) -> Iterator[Violation]:
+def violations(kernel: Kernel, check: str | None = None) -> Iterator[Violation]:
     """Run the quick cases that have a softcap, of one check or all, and yield what they find."""
-    for case in cases("quick"):
-        if case.problem.softcap is None or check not in (None, case.check):
-            continue
-        try:
-            run_case(kernel, case)
-        except Violation as found:
-            yield found
-        except NotSupported:
-            continue
+    found = findings(kernel, lambda case: case.problem.softcap is not None and check in (None, case.check))
+    return (violation for _, violation in found)
 
 
 @pytest.mark.parametrize(("check", "mutant", "rule"), FOUND)
 def test_the_check_finds_the_fault_and_names_its_rule(check: str, mutant: str, rule: str) -> None:
-    assert rule in (found.rule for found in findings(kernel_of(mutant_named(mutant)), check))
+    assert rule in (found.rule for found in violations(kernel_of(mutant_named(mutant)), check))
 
 
 @pytest.mark.parametrize("target", HONEST_TARGETS)
 def test_honest_kernels_pass_every_case(target: str) -> None:
-    assert [str(found) for found in findings(resolve(target))] == []
+    assert [str(found) for found in violations(resolve(target))] == []
 
 
 @pytest.mark.parametrize("name", ["plain", "recompute"])

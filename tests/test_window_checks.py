@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from findings import findings
 from mutants import mutant_named
 from mutants.house import HONEST, kernel_of
 
@@ -22,7 +23,7 @@ from attnspec.conformance.covering import (
 )
 from attnspec.conformance.diagnosis.diagnose import diagnose
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.conformance.outcome import NotSupported
 from attnspec.conformance.running import run_case
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
@@ -61,26 +62,13 @@ FOUND = [  # check, mutant, the rule that must be named
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The problems are too small to share between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rules_named(kernel: Kernel, check: str) -> Iterator[str]:
     """Run a check's quick cases that have a window and yield the rules that fail."""
-    for case in cases("quick"):
-        if case.check != check or case.problem.window is None:
-            continue
-        try:
-            run_case(kernel, case)
-        except Violation as found:
-            yield found.rule
-        except NotSupported:
-            continue
+    found = findings(kernel, lambda case: case.check == check and case.problem.window is not None)
+    return (violation.rule for _, violation in found)
 
 
 @pytest.mark.parametrize(("check", "mutant", "rule"), FOUND)
