@@ -126,20 +126,23 @@ def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
     return normal
 
 
-def _key_lengths(draw: Source, p: Problem) -> torch.Tensor | None:
-    """Return how many keys of each batch element exist, (batch,) int32, or None.
+def draw_lengths(draw: Source, content: str, batch: int, k_len: int) -> npt.NDArray[np.int32]:
+    """Return how many keys of each batch element exist, (batch,) int32.
 
-    Contents: ragged (1 to k_len, all keys in the last element), zero (the same, and none in the first), full (all).
+    content: ragged (1 to k_len, all keys in the last element), zero (the same, and none in the first), full (all).
     """
-    if p.key_lengths is None:
-        return None
-    lengths = np.full(p.batch, p.k_len)
-    if p.key_lengths != "full":
-        drawn = 1 + (draw.uniform("key_lengths", (p.batch,)) * p.k_len).astype(np.int64)
-        lengths[:-1] = np.minimum(drawn, p.k_len)[:-1]
-    if p.key_lengths == "zero" and p.batch:
+    lengths = np.full(batch, k_len)
+    if content != "full":
+        drawn = 1 + (draw.uniform("key_lengths", (batch,)) * k_len).astype(np.int64)
+        lengths[:-1] = np.minimum(drawn, k_len)[:-1]
+    if content == "zero" and batch:
         lengths[0] = 0
-    return torch.from_numpy(lengths.astype(np.int32))
+    return lengths.astype(np.int32)
+
+
+def _key_lengths(draw: Source, p: Problem) -> torch.Tensor | None:
+    """Return the key lengths of a problem, or None."""
+    return torch.from_numpy(draw_lengths(draw, p.key_lengths, p.batch, p.k_len)) if p.key_lengths else None
 
 
 def _sinks(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:

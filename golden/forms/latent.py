@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, numbers
-from attnspec.golden.inputs import Source, to_tensor
+from attnspec.golden.inputs import Source, draw_lengths, to_tensor
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact.latent import latent_attention
 from attnspec.spec.dtypes import format_named
@@ -113,20 +113,11 @@ class LatentProblem(WordProblem):
         }
         if self.lengths == "none":
             return {name: to_tensor(x, fmt) for name, x in drawn.items()}
-        lengths = self._lengths(draw)
+        lengths = draw_lengths(draw, self.lengths, self.b, self.k)
         absent = np.arange(self.k)[:, None] >= lengths[:, None, None]  # (batch, k_len, 1)
         drawn |= {name: np.where(absent, drawn[name] * GARBAGE, drawn[name]) for name in CACHE}
         tensors = {name: to_tensor(x, fmt) for name, x in drawn.items()}
-        return tensors | {"key_lengths": torch.from_numpy(lengths.astype(np.int32))}
-
-    def _lengths(self, draw: Source) -> np.ndarray:
-        """Return the length of each batch element, (batch,)."""
-        lengths = np.full(self.b, self.k)
-        if self.lengths != "full":
-            lengths[:-1] = 1 + (draw.uniform("key_lengths", (self.b,)) * self.k).astype(np.int64)[:-1]
-        if self.lengths == "zero":
-            lengths[0] = 0
-        return lengths
+        return tensors | {"key_lengths": torch.from_numpy(lengths)}
 
     def truth(self, inputs: Tensors) -> Arrays:
         """Return output and lse: each batch element alone, over the tokens that it has."""

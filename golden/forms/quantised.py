@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, numbers
-from attnspec.golden.inputs import Source, round_once, to_tensor
+from attnspec.golden.inputs import Source, draw_lengths, round_once, to_tensor
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
 from attnspec.spec.dtypes import FLOAT32, Format, format_named
@@ -174,10 +174,8 @@ class QuantisedProblem(WordProblem):
             tensors[name] = self._codes(draw, name, shapes[name][1])
             tensors[f"{name}_scale"] = self._scales(draw, f"{name}_scale", shapes[f"{name}_scale"][1])
         if self.lengths != "none":
-            drawn = 1 + (draw.uniform("key_lengths", (self.b,)) * self.k).astype(np.int32)
-            drawn[-1] = self.k
-            drawn[0] *= self.lengths != "zero"
-            tensors["key_lengths"] = torch.from_numpy(drawn)
+            lengths = draw_lengths(draw, self.lengths, self.b, self.k)
+            tensors["key_lengths"] = torch.from_numpy(lengths)
         return tensors
 
     def _codes(self, draw: Source, name: str, shape: tuple[int, ...]) -> torch.Tensor:
