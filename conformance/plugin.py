@@ -290,8 +290,8 @@ def result_of(item: CaseItem, call: pytest.CallInfo[None], report: Any) -> CaseR
     if raised is not None:
         return result.but(outcome="errored", message=str(report.longrepr))
     assert item.ran is not None, "a case that raised nothing has run"
-    problem = item.ran.problem
-    return result.but(error_over_budget=item.ran.error_over_budget, ran=str(problem) if problem else None)
+    result, problem = result.but(error_over_budget=item.ran.error_over_budget), item.ran.problem
+    return result.but(ran=str(problem), profiles=item.case.on(problem).profiles) if problem else result
 
 
 def blank_result(case: Case, outcome: str) -> CaseResult:

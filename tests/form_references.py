@@ -7,12 +7,14 @@ from typing import Any
 import packs
 import torch
 
+from attnspec.conformance.forms.context_parallel import held
 from attnspec.conformance.forms.hold import FORMS as HELD
 from attnspec.golden.store import FormGolden
 from attnspec.reference import alibi, document_masks, relative_bias
 from attnspec.reference.additive import additive_attention
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
+from attnspec.reference.context_parallel import context_parallel_attention, context_parallel_backward
 from attnspec.reference.latent import absorbed_attention, latent_attention
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
@@ -119,6 +121,18 @@ def _quantised(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
     return {"output": found.output, "lse": found.lse}
 
 
+def _context_parallel(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
+    dealt = [x[name] for name in ("query", "key", "value")], [held(x, "query"), held(x, "key")]
+    options = {**problem.options, "attn_mask": x.get("attn_mask"), "enable_gqa": True}
+    result = context_parallel_attention(*dealt[0], *dealt[1], **options)
+    found = {"output": result.output, "lse": result.lse}
+    if problem.grad:
+        flow = {"grad_lse": x.get("grad_lse")}
+        given = context_parallel_backward(*dealt[0], x["grad_output"], *dealt[1], **flow, **options)
+        found |= {f"grad_{name}": getattr(given, name) for name in ("query", "key", "value")}
+    return found
+
+
 def _packs(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
     return packs.by_reference(golden)
 
@@ -140,4 +154,5 @@ REFERENCES = {
     "quantised": _quantised,
     "packed": _packs,
     "paged": _packs,
+    "context_parallel": _context_parallel,
 }

@@ -33,7 +33,6 @@ def test_only_a_reason_in_the_spec_excuses_a_gap() -> None:
         "profiles",
         "position-bias",
         "document-masks",
-        "context-parallel",
         "latent",
     }
     assert Trace(Rule("x.y", "x", "MUST", "a text", "a reason"), (), (), ()).gaps == ()

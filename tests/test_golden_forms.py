@@ -69,6 +69,11 @@ CITED = {
     "relative_bias": {f"relative-bias.{rule}" for rule in ("bucket", "direction", "head", "offset")},
     "document_mask": {f"document-mask.{rule}" for rule in ("same-document", "causal", "padding")},
     "prefix_lm": {"prefix-lm.visible"},
+    "context_parallel": {
+        *(f"context-parallel.{rule}" for rule in ("merge", "positions", "order", "backward")),
+        *("grouped.head-map", "attention.value-dim", "attention.scale-explicit", "mask.fully-masked-row"),
+        *("flash.merge-gap", *(f"accuracy.{what}-within-budget" for what in ("output", "lse", "gradients"))),
+    },
 }
 WITHOUT_DTYPE = {"alibi_slopes", "relative_bucket", "document_mask", "prefix_lm"}  # numbers and masks alone
 SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")

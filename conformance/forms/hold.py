@@ -13,6 +13,7 @@ from attnspec.conformance.forms import (
     additive,
     alibi_bias,
     alibi_slopes,
+    context_parallel,
     document_mask,
     dropout,
     latent,
@@ -86,6 +87,10 @@ FORMS = {
     ),
     "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
     "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE, refusals=prefix_lm.REFUSALS),
+    "context_parallel": Form(
+        context_parallel.run, context_parallel.budgets, context_parallel.AXES, context_parallel.RULE,
+        wrong_rule=context_parallel.wrong_rule, laws=context_parallel.laws, refusals=context_parallel.REFUSALS,
+    ),
 }  # fmt: skip
 
 REFUSALS = {refusal.name: (name, refusal) for name, form in FORMS.items() for refusal in form.refusals}

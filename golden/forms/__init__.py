@@ -9,6 +9,7 @@ from attnspec.golden.forms import (
     additive,
     alibi_bias,
     alibi_slopes,
+    context_parallel,
     document_mask,
     dropout,
     latent,
@@ -43,6 +44,7 @@ FORMS: dict[str, type[FormProblem]] = {
     "relative_bias": relative_bias.RelativeBiasProblem,
     "document_mask": document_mask.DocumentMaskProblem,
     "prefix_lm": prefix_lm.PrefixLmProblem,
+    "context_parallel": context_parallel.ContextParallelProblem,
 }
 
 

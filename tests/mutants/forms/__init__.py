@@ -5,6 +5,7 @@ from mutants.forms import (
     additive,
     alibi_bias,
     alibi_slopes,
+    context_parallel,
     document_mask,
     dropout,
     latent,
@@ -38,6 +39,7 @@ FORM_FAMILIES = {
     "relative_bias": relative_bias.MUTANTS,
     "document_mask": document_mask.MUTANTS,
     "prefix_lm": prefix_lm.MUTANTS,
+    "context_parallel": context_parallel.MUTANTS,
 }
 
 
