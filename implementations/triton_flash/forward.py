@@ -140,7 +140,8 @@ def start(sinks, head, row_there, first_split, ROWS: tl.constexpr, VALUE_WIDTH: 
     """
     top = tl.full([ROWS], -float("inf"), tl.float32)
     if sinks is not None:
-        top = tl.load(sinks + head, mask=row_there & first_split, other=-float("inf")).to(tl.float32)
+        sink = tl.load(sinks + head, mask=row_there, other=-float("inf")).to(tl.float32)
+        top = tl.where(first_split, sink, top)
     total = (top > -float("inf")).to(tl.float32)
     return top, total, tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
 

@@ -10,7 +10,6 @@
 INTERPRETED is a constant of the compiler, so that nothing of this is in compiled code.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
@@ -34,30 +34,26 @@ def dot(a, b):
 @triton.jit
 def round_to(x, dtype: tl.constexpr):
     """Return float32 numbers rounded to a dtype, to nearest with ties to even."""
-    if INTERPRETED:
-        if dtype == tl.bfloat16:
-            bits = x.to(tl.uint32, bitcast=True)
-            bits = tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
-            return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
+        return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return x.to(dtype)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
     """Run a kernel in the interpreter. Raises triton's InterpreterError, which names the address, where it would read
     or write outside of the tensors among its arguments."""
-    from triton.runtime.interpreter import _implicit_cvt as address_of
-
     tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
-    handed = {name: address_of(x) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
-    with kept_inside(tensors):
+    handed = {name: interpreter._implicit_cvt(x) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+    with kept_inside(tensors), patched_once(), np.errstate(all="ignore"):
         kernel[grid](**handed)
 
 
 @contextmanager
 def kept_inside(tensors: list[torch.Tensor]) -> Iterator[None]:
     """While this lasts, the interpreter raises IndexError for a tile of addresses that is not inside one tensor."""
-    from triton.runtime.interpreter import interpreter_builder as builder
-
+    builder = interpreter.interpreter_builder
     spans = [span(x) for x in tensors if x.numel()]
     load, store = builder.create_masked_load, builder.create_masked_store
 
@@ -78,18 +74,31 @@ def kept_inside(tensors: list[torch.Tensor]) -> Iterator[None]:
 
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
     try:
-        with np.errstate(all="ignore"):
-            yield
+        yield
     finally:
         builder.create_masked_load, builder.create_masked_store = load, store
+
+
+@contextmanager
+def patched_once() -> Iterator[None]:
+    """While this lasts, the interpreter prepares triton.language once a module, not at each call of a helper, which
+    takes half of its time."""
+    prepare, prepared = interpreter._patch_lang, set()
+
+    def prepare_once(function: Any) -> Any:
+        if id(function.__globals__) in prepared:
+            return interpreter._LangPatchScope()
+        prepared.add(id(function.__globals__))
+        return prepare(function)
+
+    interpreter._patch_lang = prepare_once
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = prepare
 
 
 def span(x: torch.Tensor) -> tuple[int, int]:
     """Return the addresses between which the elements of a tensor lie, first and behind the last, in bytes."""
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
-
-
-def tile_of(rows: int, dim: int) -> int:
-    """Return how many rows a tile has in the interpreter: all, up to 16 KiB numbers, for what costs is the tile."""
-    return min(triton.next_power_of_2(max(rows, 16)), 2 ** int(math.log2(2**14 // dim)))
