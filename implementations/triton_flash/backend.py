@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,10 @@ from attnspec.spec.errors import InputError
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_DIM = 256
 DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+class Unsupported(InputError, NotImplementedError):
+    """What the kernels do not have, though the spec does: a refusal."""
 
 
 class Flash(torch.autograd.Function):
@@ -109,7 +114,9 @@ class TritonFlash:
         check_sinks(sinks, query.shape[1])
         check_tensors(query, key, value, attn_mask, key_lengths, sinks, alibi_slopes)
         batch, q_heads, q_len, _ = query.shape
-        mask = None if attn_mask is None else broadcast_mask(attn_mask, torch.Size((batch, q_heads, q_len, key.shape[2])))
+        mask = (
+            None if attn_mask is None else broadcast_mask(attn_mask, torch.Size((batch, q_heads, q_len, key.shape[2])))
+        )
         left, right = band(window_size, is_causal)
         call = Sequences(
             query=query,
@@ -162,10 +169,24 @@ def slopes_of(alibi_slopes: torch.Tensor, batch: int, q_heads: int) -> torch.Ten
     return alibi_slopes.float().expand(batch, q_heads)
 
 
+def check_heads(
+    shapes: str, tensors: tuple[torch.Tensor, ...], query: Sequence[int], key: Sequence[int], value: Sequence[int]
+) -> None:
+    """Raise InputError unless tensors without a batch fit each other. query: heads and dim; key, value: their shapes,
+    heads and dim last. Rules: `notation.dtypes`, `grouped.heads-divide`."""
+    if len({x.dtype for x in tensors}) > 1:
+        raise InputError(f"{' and '.join(str(x.dtype) for x in tensors)}: use one dtype")
+    if key[:-1] != value[:-1] or query[-1] != key[-1]:
+        raise InputError(f"{shapes}: key and value differ in length or heads, or query and key in head_dim")
+    if key[-2] == 0 or query[-2] % key[-2]:
+        raise InputError(f"{shapes}: use as many key heads as query heads, or a divisor")
+
+
 def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: torch.Tensor | None) -> None:
-    """Raise InputError for a dtype, a head dim or a device that the kernels do not have. Rule: `contract.refusal`."""
+    """Raise InputError for a head dim or a device, Unsupported for a dtype, that the kernels do not have. Rule:
+    `contract.refusal`."""
     if query.dtype not in DTYPES:
-        raise InputError(f"query is {query.dtype}: use float32, float16 or bfloat16")
+        raise Unsupported(f"query is {query.dtype}: use float32, float16 or bfloat16")
     if not (1 <= query.shape[-1] <= LARGEST_DIM and 1 <= value.shape[-1] <= LARGEST_DIM):
         raise InputError(f"head_dim {query.shape[-1]}, value_dim {value.shape[-1]}: use 1 to {LARGEST_DIM}")
     devices = {x.device for x in (query, key, value, *others) if x is not None}

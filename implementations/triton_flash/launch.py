@@ -15,6 +15,7 @@ Grid = Callable[[dict[str, Any]], tuple[int, ...]]
 
 INTERPRETED = bool(interpreter.INTERPRETED)
 LARGEST = 256  # rows and keys of a tile in the interpreter, where the number of tiles is what costs
+SPLIT_KEYS = 512  # of a split of long sequences of pages
 SMALLEST = 16  # of a dimension of a product of tiles
 CONFIGURATIONS = tuple(
     triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=warps, num_stages=stages)

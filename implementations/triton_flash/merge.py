@@ -45,7 +45,9 @@ def merge_parts(outputs, lses, output, lse, rows, parts, VALUE_DIM: tl.constexpr
     tl.store(lse + row, top + tl.log(divisor), mask=there)
 
 
-def merge(outputs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def merge(
+    outputs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and lse over the union of disjoint parts of the keys.
 
     outputs: (parts, batch, heads, q_len, value_dim), any floating dtype; lses: (parts, batch, heads, q_len), float32,
