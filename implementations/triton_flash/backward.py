@@ -24,9 +24,25 @@ from attnspec.implementations.triton_flash.tiles import (
 
 
 @triton.jit
-def row_delta(output, grad_output, grad_lse, delta, output_strides, grad_output_strides, grad_lse_strides,
-              delta_strides, heads, q_len, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Write delta = rowsum(dO o O) - dlse of a tile of rows of one query head. Grid: (tiles of rows * batch * heads,)."""
+def row_delta(
+    output,
+    grad_output,
+    grad_lse,
+    delta,
+    output_strides,
+    grad_output_strides,
+    grad_lse_strides,
+    delta_strides,
+    heads,
+    q_len,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write delta = rowsum(dO o O) - dlse of one tile of rows of one query head.
+
+    Grid: (tiles of rows * batch * heads,).
+    """
     tiles = tl.cdiv(q_len, ROWS)
     batch, head = tl.program_id(0) // tiles // heads, tl.program_id(0) // tiles % heads
     position = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)

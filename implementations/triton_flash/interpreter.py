@@ -39,8 +39,10 @@ def round_to(x, dtype: tl.constexpr):
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
-        return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return x.to(dtype)
+        rounded = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        rounded = x.to(dtype)
+    return rounded
 
 
 def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:

@@ -17,8 +17,17 @@ ROWS_OF_TILE = 64
 
 
 @triton.jit
-def merge_parts(outputs, lses, output, lse, rows, parts, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-                ROWS: tl.constexpr):  # fmt: skip
+def merge_parts(
+    outputs,
+    lses,
+    output,
+    lse,
+    rows,
+    parts,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Write the merged output and lse of a tile of rows. Grid: (tiles of rows,). outputs: (parts, rows, VALUE_DIM)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < rows
@@ -26,7 +35,7 @@ def merge_parts(outputs, lses, output, lse, rows, parts, VALUE_DIM: tl.constexpr
     top = tl.full([ROWS], -float("inf"), wide)
     total = tl.zeros([ROWS], wide)
     mixed = tl.zeros([ROWS, VALUE_WIDTH], wide)
-    for part in range(0, parts):
+    for part in range(parts):
         place = part * rows + row
         part_lse = tl.load(lses + place, mask=there, other=-float("inf"))
         seen = there & (part_lse > -float("inf"))  # a part without keys adds nothing, whatever its output holds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def lengths_of(name: str, cu_seqlens: torch.Tensor, total: int) -> list[int]:
     ends: list[Any] = cu_seqlens.tolist()
     if ends[0] != 0 or ends != sorted(ends) or ends[-1] > total:
         raise InputError(f"{name} is {ends}: begin with 0, never fall, and end at {total} or before")
-    return [end - start for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def check_key_lengths(key_lengths: torch.Tensor, stored: list[int]) -> None:

@@ -104,8 +104,8 @@ def heads_first(x: torch.Tensor, batch: int) -> torch.Tensor:
 
 
 def forward_pass(call: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output and lse: (batch, q_heads, q_len, value_dim) and (batch, q_heads, q_len); for packed queries (tokens,
-    q_heads, value_dim) and (q_heads, tokens), 0 and -inf for tokens that no sequence has.
+    """Return output and lse: (batch, q_heads, q_len, value_dim) and (batch, q_heads, q_len); for packed queries
+    (tokens, q_heads, value_dim) and (q_heads, tokens), 0 and -inf for tokens that no sequence has.
 
     The output has the query's dtype, the lse is float32. With splits, each part is written in float32 and merged.
     """

@@ -43,9 +43,11 @@ def places(batch, head, position, strides):
 def key_places(batch, head, keys, there, k_start, block_table, table_stride, strides, PAGE_SIZE: tl.constexpr):
     """Return how far the keys lie from the first element: one after the other, or where the block table says."""
     if block_table is None:
-        return places(batch, head, k_start + keys, strides)
-    page = tl.load(block_table + batch.to(tl.int64) * table_stride + keys // PAGE_SIZE, mask=there, other=0)
-    return places(page, head, keys % PAGE_SIZE, strides)
+        place = places(batch, head, k_start + keys, strides)
+    else:
+        page = tl.load(block_table + batch.to(tl.int64) * table_stride + keys // PAGE_SIZE, mask=there, other=0)
+        place = places(page, head, keys % PAGE_SIZE, strides)
+    return place
 
 
 @triton.jit
@@ -54,8 +56,10 @@ def load_tile(base, place, there, dim_stride, DIM: tl.constexpr, WIDTH: tl.const
     dims = tl.arange(0, WIDTH)
     pointers = base + place[:, None] + dims[None, :] * dim_stride
     if WHOLE and DIM == WIDTH:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+        tile = tl.load(pointers)
+    else:
+        tile = tl.load(pointers, mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+    return tile
 
 
 @triton.jit
