@@ -44,7 +44,7 @@ class Flash(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key, value, an additive mask and sinks, each in its argument's dtype."""
         *given, output, lse = ctx.saved_tensors
@@ -117,7 +117,7 @@ class TritonFlash:
         mask = (
             None if attn_mask is None else broadcast_mask(attn_mask, torch.Size((batch, q_heads, q_len, key.shape[2])))
         )
-        left, right = band(window_size, is_causal)
+        left, right = band(window_size, is_causal, q_len + key.shape[2])
         call = Sequences(
             query=query,
             key=key.expand(batch, -1, -1, -1),
@@ -155,9 +155,13 @@ def differentiable(
     return output, lse
 
 
-def band(window_size: tuple[int, int] | None, is_causal: bool) -> tuple[int | None, int | None]:
-    """Return how many keys before and after its diagonal a row sees, None for all. Rule: `window.causal`."""
-    left, right = (None if side == -1 else int(side) for side in window_size or (-1, -1))
+def band(window_size: tuple[int, int] | None, is_causal: bool, tokens: int) -> tuple[int | None, int | None]:
+    """Return how many keys before and after its diagonal a row sees, None for all.
+
+    tokens: as many queries and keys as there are, beyond which no window reaches: the kernels add in 32 bits. Rules:
+    `window.causal`, `window.unbounded`.
+    """
+    left, right = (None if side == -1 else min(side, tokens) for side in window_size or (-1, -1))
     return left, 0 if is_causal else right
 
 

@@ -45,7 +45,7 @@ def packed_attention(
         raise InputError(f"cu_seqlens_q has {len(queries)} sequences, cu_seqlens_k {len(stored)}: use as many")
     if key_lengths is not None:
         check_key_lengths(key_lengths, stored)
-    left, right = band(window_size, is_causal)
+    left, right = band(window_size, is_causal, len(query) + len(key))
     call = Sequences(
         query=heads_first(query, len(queries)),
         key=heads_first(key, len(queries)),

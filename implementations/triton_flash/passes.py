@@ -68,7 +68,7 @@ class Sequences:
         if mask is not None and mask.dtype == torch.bool:
             mask = mask.view(torch.uint8)
         found: dict[str, Any] = {name: getattr(self, name) for name in ("query", "key", "value")}
-        found |= {f"{name}_strides": x.stride() for name, x in found.items()}
+        found |= {f"{name}_strides": getattr(self, name).stride() for name in ("query", "key", "value")}
         found |= {name: integers(getattr(self, name)) for name in ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")}
         found |= {name: getattr(self, name) for name in ("q_len", "k_len", "kv_heads", "left", "right")}
         found |= {"attn_mask": mask, "mask_strides": None if mask is None else mask.stride()}
@@ -160,7 +160,7 @@ def backward_pass(
     if packed:
         rows = {name: heads_first(x, batch) for name, x in rows.items()}
         numbers = {name: x.expand(batch, *x.shape) for name, x in numbers.items()}
-    strides = {f"{name}_strides": x.stride() for name, x in (rows | numbers).items()}
+    strides: dict[str, Any] = {f"{name}_strides": x.stride() for name, x in (rows | numbers).items()}
     told = call.arguments()
     of_delta: dict[str, Any] = {"grad_lse": None, "grad_lse_strides": None, **rows, **numbers, **strides}
     for name in ("lse", "lse_strides"):
@@ -170,7 +170,7 @@ def backward_pass(
     programs = (triton.cdiv(call.query.shape[2], 64) * (1 if packed else batch) * call.query.shape[1],)
     launch.run(backward.row_delta, lambda _: programs, of_delta)
 
-    given = {"grad_output": rows["grad_output"], "lse": numbers["lse"], "delta": numbers["delta"]}
+    given: dict[str, Any] = {"grad_output": rows["grad_output"], "lse": numbers["lse"], "delta": numbers["delta"]}
     given |= {name: strides[name] for name in ("grad_output_strides", "lse_strides")}
     grad_query = grad_key = grad_value = None
     if needed[0] or needed[2]:
