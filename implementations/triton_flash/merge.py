@@ -72,8 +72,8 @@ def merge(
     output = outputs.new_empty(outputs.shape[1:], dtype=dtype or outputs.dtype)
     lse = lses.new_empty(lses.shape[1:])
     rows, value_dim = lse.numel(), outputs.shape[-1]
-    arguments: dict[str, Any] = {"outputs": outputs.contiguous(), "lses": lses.contiguous(), "output": output, "lse": lse}
-    arguments |= {"rows": rows, "parts": len(outputs)}
+    arguments: dict[str, Any] = {"outputs": outputs.contiguous(), "lses": lses.contiguous()}
+    arguments |= {"output": output, "lse": lse, "rows": rows, "parts": len(outputs)}
     arguments |= {"VALUE_DIM": value_dim, "VALUE_WIDTH": width_of(value_dim), "ROWS": ROWS_OF_TILE}
     run(merge_parts, lambda _: (triton.cdiv(rows, ROWS_OF_TILE),), arguments)
     return output, lse
