@@ -164,6 +164,7 @@ def test_the_backend_is_registered_and_names_what_computes() -> None:
         kernel = resolve(name)
         assert kernel.name == name
         assert kernel.capabilities.causal_alignment == corner
+        assert kernel.capabilities.cost == ("native" if torch.cuda.is_available() else "emulated")
         assert hardware(kernel) == ("cuda" if torch.cuda.is_available() else "triton interpreter")
 
 
