@@ -1,9 +1,9 @@
 """FlashAttention in Triton, forward and backward, to be read beside chapter "FlashAttention".
 
-`forward.py`, `backward.py` and `merge.py` hold the kernels, `tiles.py` the steps that they share, `passes.py` their
-launches, `backend.py` the backend, `packed.py` and `paged.py` attention over packed sequences and over pages.
-Where there is no CUDA GPU, Triton's interpreter runs them; `interpreter.py` says what that needs. TRITON_INTERPRET has
-to be set before triton is imported for the first time: this package sets it, unless the caller has.
+The modules `forward`, `backward` and `merge` hold the kernels, `tiles` the steps that they share, `passes` their
+launches, `backend` the backend, `packed` and `paged` attention over packed sequences and over pages. Where there is no
+CUDA GPU, Triton's interpreter runs them; module `interpreter` says what that needs. TRITON_INTERPRET has to be
+set before triton is imported for the first time: this package sets it, unless the caller has.
 """
 
 from __future__ import annotations
