@@ -126,9 +126,9 @@ def page(device: str, versions: str, peaks: Peaks, measured: Iterable[Measured])
     lines = [
         "# Triton FlashAttention on a GPU",
         "",
-        f"{device}; {versions}. bfloat16, median times. Measured peak: {peaks.multiply / 1e12:.0f} TFLOP/s of a",
-        f"matmul, {peaks.copy / 1e9:.0f} GB/s of a copy. Share: of the matmul; of the copy for a decode, which reads each key",
-        f"once. Ratio: {OURS} over {FLASH}.",
+        f"{device}; {versions}. bfloat16, median times.",
+        f"Measured peak: {peaks.multiply / 1e12:.0f} TFLOP/s of a matmul, {peaks.copy / 1e9:.0f} GB/s of a copy.",
+        f"Share: of the matmul; of the copy for a decode, which reads each key once. Ratio: {OURS} over {FLASH}.",
         "",
         f"| pass | dim | causal | length | batch x heads | {OURS} TFLOP/s | {FLASH} | {CUDNN} | share | ratio |",
         "|---|--:|---|--:|---|--:|--:|--:|--:|--:|",

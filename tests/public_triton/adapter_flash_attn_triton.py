@@ -5,7 +5,8 @@ from types import ModuleType
 
 from interpreter import as_if_on_a_gpu, interpreted
 
-sys.modules.setdefault("triton.tools.experimental_descriptor", ModuleType("experimental_descriptor"))  # gone from Triton
+GONE = "triton.tools.experimental_descriptor"  # imported, and not used
+sys.modules.setdefault(GONE, ModuleType(GONE))
 
 flash_attn_func = interpreted("flash_attn_triton").flash_attn_func
 
