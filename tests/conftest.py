@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import attnspec.implementations.triton_flash
 from attnspec.conformance.outcome import CaseResult
 
 KERNELS = Path(__file__).parent / "kernels"

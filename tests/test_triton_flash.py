@@ -14,16 +14,13 @@ from attnspec.conformance.environment import hardware
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
-from attnspec.implementations import triton_flash
+from attnspec.implementations.triton_flash.backend import TritonFlash, band
+from attnspec.implementations.triton_flash.launch import tile_of, width_of
 from attnspec.reference.attention import answer
 from attnspec.reference.backward import gradients as reference_gradients
 from attnspec.spec.call import Call
 from attnspec.spec.errors import InputError, Unavailable
 from attnspec.spec.problem import Problem
-
-triton_flash.prepare()
-from attnspec.implementations.triton_flash.backend import TritonFlash, band  # noqa: E402  after the interpreter is set
-from attnspec.implementations.triton_flash.launch import tile_of, width_of  # noqa: E402
 
 DTYPES = ("float32", "float16", "bfloat16")
 OPTIONS = (
@@ -199,11 +196,13 @@ def test_tensors_on_a_device_without_the_kernels_are_refused() -> None:
         TritonFlash()(tensor, tensor, tensor)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and nothing is missing")
 @pytest.mark.parametrize(
     ("first", "message"),
     [
         ("sys.modules['triton'] = None", "needs triton 3.7 or newer, the extra attnspec\\[triton\\]"),
         ("import triton", "triton was imported before TRITON_INTERPRET was set"),
+        ("os.environ['TRITON_INTERPRET'] = '0'", "needs a CUDA GPU, or TRITON_INTERPRET=1"),
     ],
 )
 def test_what_is_missing_is_said_and_no_import_error(first: str, message: str) -> None:

@@ -10,13 +10,10 @@ import torch
 
 from attnspec.conformance.forms.hold import FORMS, hold
 from attnspec.golden.forms import FORM_CASES
-from attnspec.implementations import triton_flash
+from attnspec.implementations.triton_flash.merge import merge
+from attnspec.implementations.triton_flash.packed import packed_attention
+from attnspec.implementations.triton_flash.paged import paged_attention
 from attnspec.spec.errors import InputError
-
-triton_flash.prepare()
-from attnspec.implementations.triton_flash.merge import merge  # noqa: E402  after the interpreter is set
-from attnspec.implementations.triton_flash.packed import packed_attention  # noqa: E402
-from attnspec.implementations.triton_flash.paged import paged_attention  # noqa: E402
 
 TARGETS: dict[str, Any] = {
     "packed": partial(packed_attention, tile=(16, 16)),
@@ -57,7 +54,7 @@ def test_the_sequences_of_a_pack_are_calls_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"query": torch.zeros(5, 2, 8, dtype=torch.float64)}, "query is torch.float64: use float32"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(5, 2, 8).double()), "query is torch.float64: use fl"),
         ({"query": torch.zeros(5, 8)}, r"use \(tokens, heads, dim\)"),
         ({"query": torch.zeros(5, 3, 8)}, "use as many key heads as query heads, or a divisor"),
         ({"value": torch.zeros(7, 2, 8, dtype=torch.float16)}, "torch.float16: use one dtype"),
@@ -82,8 +79,8 @@ def paged_call(**changes: Any) -> dict[str, Any]:
 
 
 def test_splits_of_pages_merge_to_the_whole() -> None:
-    given = paged_call(key_pages=torch.randn(9, 4, 1, 8), value_pages=torch.randn(9, 4, 1, 8),
-                       block_table=torch.tensor([[2, 0, 5, 7, 1, 8, 3, 4, 6]]), key_lengths=torch.tensor([35]))  # fmt: skip
+    pages, table = torch.randn(9, 4, 1, 8), torch.tensor([[2, 0, 5, 7, 1, 8, 3, 4, 6]])
+    given = paged_call(key_pages=pages, value_pages=pages, block_table=table, key_lengths=torch.tensor([35]))
     whole, lse = paged_attention(**given)
     split, of_split = paged_attention(**given, split_keys=16, tile=(16, 16))
     torch.testing.assert_close(split, whole, rtol=0, atol=1e-6)

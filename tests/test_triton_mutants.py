@@ -13,14 +13,10 @@ from attnspec.conformance.forms.hold import hold
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
 from attnspec.conformance.running import run_case
-from attnspec.implementations import triton_flash
 from attnspec.spec.rules import all_rules
 
 HONEST = "attnspec.implementations.triton_flash"
 OF_FORMS = {"packed": "packed.packed_attention", "paged": "paged.paged_attention", "merge": "merge.merge"}
-
-
-triton_flash.prepare()
 
 
 def broken(package: str, case: str, splits: bool) -> list[str]:

@@ -31,6 +31,7 @@ from attnspec.implementations.triton_flash.resources import (
 )
 
 Arguments = dict[str, Any]
+Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def calls() -> dict[str, Callable[[], None]]:
         query, lengths = torch.empty(2, 8, 1024, 64, dtype=torch.bfloat16), torch.full((2,), 1024, dtype=torch.int32)
         key, value = (torch.empty(2, 2, 1024, 64, dtype=torch.bfloat16) for _ in range(2))
         mask, slopes = torch.empty(2, 8, 1024, 1024, dtype=torch.bfloat16), torch.empty(2, 8)
-        told = {"attn_mask": mask, "alibi_slopes": slopes, "sinks": torch.empty(8), "key_lengths": lengths}
+        told: Options = {"attn_mask": mask, "alibi_slopes": slopes, "sinks": torch.empty(8), "key_lengths": lengths}
         call = Sequences(query, key, value, 1024, 1024, left=128, right=0, lower_right=True, softcap=30.0, **told)
         output, lse = forward_pass(call)
         backward_pass(call, output, lse, torch.empty_like(output), torch.empty_like(lse), (True, True, True))
@@ -93,15 +94,15 @@ def calls() -> dict[str, Callable[[], None]]:
     def packed() -> None:
         query, key, value = (torch.empty(1, 8, 1024, 64, dtype=torch.float16) for _ in range(3))
         ends = torch.tensor([0, 24, 1024], dtype=torch.int32)
-        given = [x.expand(2, *x.shape[1:]) for x in (query, key, value)]
-        there_and_back(Sequences(*given, 1000, 1000, right=0, cu_seqlens_q=ends, cu_seqlens_k=ends))
+        query, key, value = (x.expand(2, *x.shape[1:]) for x in (query, key, value))
+        there_and_back(Sequences(query, key, value, 1000, 1000, right=0, cu_seqlens_q=ends, cu_seqlens_k=ends))
 
     def paged() -> None:
         query = torch.empty(2, 32, 1, 128, dtype=torch.bfloat16)
         key, value = (torch.empty(600, 8, 16, 128, dtype=torch.bfloat16) for _ in range(2))
-        told = {"block_table": torch.zeros(2, 256, dtype=torch.int32), "key_lengths": torch.full((2,), 4096)}
+        told: Options = {"block_table": torch.zeros(2, 256, dtype=torch.int32), "key_lengths": torch.full((2,), 4096)}
         told |= {"lower_right": True, "right": 0, "split_keys": 512}
-        forward_pass(Sequences(query, key, value, 1, 4096, **told))  # type: ignore[arg-type]
+        forward_pass(Sequences(query, key, value, 1, 4096, **told))
 
     return {
         "bfloat16, dim 128, causal": lambda: there_and_back(plain(torch.bfloat16, 128)),
@@ -123,17 +124,17 @@ def launches(call: Callable[[], None]) -> list[Launch]:
 @contextlib.contextmanager
 def noting(found: list[Launch]) -> Iterator[None]:
     """While this lasts, launches of kernels are noted instead of run."""
-    from attnspec.implementations.triton_flash import launch, merge
+    from attnspec.implementations.triton_flash import launch
 
     def note(kernel: Any, grid: Any, arguments: Arguments) -> None:
         found.append(Launch(kernel, arguments))
 
     run = launch.run
-    launch.run = merge.run = note
+    launch.run = note
     try:
         yield
     finally:
-        launch.run = merge.run = run
+        launch.run = run
 
 
 def compiled(launch: Launch, target: Target, tile: tuple[int, int, int, int]) -> Resources:
@@ -198,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.page:
         print("\n".join(page(load())))
         return 0
-    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as the GPU's own compilers do
     try:
         import triton

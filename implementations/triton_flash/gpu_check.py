@@ -152,10 +152,11 @@ def seconds(run: Callable[[], object]) -> float:
     import torch
 
     flush = torch.empty(2**28, dtype=torch.int8, device=DEVICE)
-    found = []
+    found: list[float] = []
+    event: Any = torch.cuda.Event
     for repeat in range(WARM_UP + REPEATS):
         flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (event(enable_timing=True) for _ in range(2))
         start.record()
         run()
         end.record()
@@ -206,16 +207,16 @@ def kernels(work: Workload) -> dict[str, Callable[..., Any]]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from attnspec.implementations.triton_flash import prepare
+    from attnspec.implementations.triton_flash import need_triton
 
-    prepare()
+    need_triton()
     from attnspec.implementations.triton_flash.backend import TritonFlash
     from attnspec.implementations.triton_flash.launch import SPLIT_KEYS
 
     def torch_kernel(backend: SDPBackend) -> Callable[..., Any]:
-        def attention(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
             with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(*tensors, **options)
+                return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
 
         return attention
 

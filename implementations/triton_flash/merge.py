@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from attnspec.implementations.triton_flash import launch
 from attnspec.implementations.triton_flash.interpreter import round_to
-from attnspec.implementations.triton_flash.launch import run, width_of
 from attnspec.implementations.triton_flash.tiles import load_tile, store_tile
 from attnspec.spec.errors import InputError
 
@@ -72,8 +72,8 @@ def merge(
     output = outputs.new_empty(outputs.shape[1:], dtype=dtype or outputs.dtype)
     lse = lses.new_empty(lses.shape[1:])
     rows, value_dim = lse.numel(), outputs.shape[-1]
-    arguments: dict[str, Any] = {"outputs": outputs.contiguous(), "lses": lses.contiguous(), "output": output, "lse": lse}
-    arguments |= {"rows": rows, "parts": len(outputs)}
-    arguments |= {"VALUE_DIM": value_dim, "VALUE_WIDTH": width_of(value_dim), "ROWS": ROWS_OF_TILE}
-    run(merge_parts, lambda _: (triton.cdiv(rows, ROWS_OF_TILE),), arguments)
+    arguments: dict[str, Any] = {"outputs": outputs.contiguous(), "lses": lses.contiguous()}
+    arguments |= {"output": output, "lse": lse, "rows": rows, "parts": len(outputs)}
+    arguments |= {"VALUE_DIM": value_dim, "VALUE_WIDTH": launch.width_of(value_dim), "ROWS": ROWS_OF_TILE}
+    launch.run(merge_parts, lambda _: (triton.cdiv(rows, ROWS_OF_TILE),), arguments)
     return output, lse
