@@ -164,6 +164,7 @@ def test_the_backend_is_registered_and_names_what_computes() -> None:
         kernel = resolve(name)
         assert kernel.name == name
         assert kernel.capabilities.causal_alignment == corner
+        assert kernel.capabilities.cost == ("native" if torch.cuda.is_available() else "emulated")
         assert hardware(kernel) == ("cuda" if torch.cuda.is_available() else "triton interpreter")
 
 
@@ -223,6 +224,29 @@ def test_windows_reach_no_further_than_the_tokens() -> None:
 
 
 def test_tiles_of_the_interpreter_hold_what_there_is() -> None:
-    assert tile_of(1, 70) == (16, 128)
-    assert tile_of(4096, 4096) == (256, 256)
+    assert tile_of(1, 70, 64) == (16, 128)
+    assert tile_of(4096, 4096, 256) == (256, 256)
+    assert tile_of(4096, 4096, 256, 96) == (256, 32)
+
+
+@pytest.mark.parametrize(
+    ("tile", "split_keys", "message"),
+    [
+        ((16, 24), None, r"tile is \(16, 24\): use \(rows, keys\), each a power of two from 16 on"),
+        ((8, 16), None, "each a power of two from 16 on"),
+        ((16, 32), 48, "split_keys is 48: use a multiple of 32"),
+        (None, 24, "split_keys is 24: use a multiple of 16"),
+        (None, 0, "split_keys is 0: use a multiple of 16"),
+    ],
+)
+def test_a_tile_that_cannot_be_is_refused(tile: tuple[int, int] | None, split_keys: int | None, message: str) -> None:
+    tensor = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(InputError, match=message):
+        TritonFlash(tile=tile, split_keys=split_keys)(tensor, tensor, tensor)
+
+
+def test_splits_of_an_odd_number_of_tiles_are_whole() -> None:
+    call = make_call(Problem.parse("q=5/k=120/d=8/causal=lower_right"))
+    found = TritonFlash("x", "lower_right", split_keys=48)(call.query, call.key, call.value, is_causal=True)
+    assert over_budget(found.double() - answer(call, "lower_right").output, error_budget(call).output) < 1
     assert [width_of(dim) for dim in (1, 16, 17, 256)] == [16, 16, 32, 256]

@@ -80,6 +80,7 @@ class TritonFlash:
             head_dims=(1, LARGEST_DIM),
             causal_alignment=causal_alignment,
             devices=(DEVICE,),
+            cost="emulated" if INTERPRETED else "native",
         )
         if INTERPRETED:
             self.hardware = "triton interpreter"

@@ -18,6 +18,7 @@ from attnspec.implementations.triton_flash.tiles import (
     load_tile,
     members,
     places,
+    program_of,
     rows_of,
     store_tile,
 )
@@ -43,9 +44,8 @@ def row_delta(
 
     Grid: (tiles of rows * batch * heads,).
     """
-    tiles = tl.cdiv(q_len, ROWS)
-    batch, head = tl.program_id(0) // tiles // heads, tl.program_id(0) // tiles % heads
-    position = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    tile, batch, head = program_of(tl.cdiv(q_len, ROWS), heads)
+    position = tile * ROWS + tl.arange(0, ROWS)
     there = position < q_len
     place = places(batch, head, position, output_strides)
     output_tile = load_tile(output, place, there, output_strides[3], VALUE_DIM, VALUE_WIDTH, False)
@@ -101,9 +101,8 @@ def key_gradients(
 
     Grid: (tiles of keys * batch * kv_heads,). Keys that do not exist are not written.
     """
-    tiles = tl.cdiv(k_len, KEYS)
-    first_key = tl.program_id(0) % tiles * KEYS
-    batch, kv_head = tl.program_id(0) // tiles // kv_heads, tl.program_id(0) // tiles % kv_heads
+    tile, batch, kv_head = program_of(tl.cdiv(k_len, KEYS), kv_heads)
+    first_key = tile * KEYS
     q_start, q_len, k_start, k_len = members(batch, q_len, k_len, cu_seqlens_q, cu_seqlens_k, key_lengths)
     if first_key >= k_len:
         return
@@ -186,9 +185,8 @@ def query_gradient(
 
     Grid: (tiles of rows * batch * kv_heads,). dS of tiles that window or causal triangle hide whole is not written.
     """
-    tiles = tl.cdiv(q_len * GROUP, ROWS)
-    first_row = tl.program_id(0) % tiles * ROWS
-    batch, kv_head = tl.program_id(0) // tiles // kv_heads, tl.program_id(0) // tiles % kv_heads
+    tile, batch, kv_head = program_of(tl.cdiv(q_len * GROUP, ROWS), kv_heads)
+    first_row = tile * ROWS
     q_start, q_len, k_start, k_len = members(batch, q_len, k_len, cu_seqlens_q, cu_seqlens_k, key_lengths)
     if first_row >= q_len * GROUP:
         return

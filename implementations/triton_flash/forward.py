@@ -16,6 +16,7 @@ from attnspec.implementations.triton_flash.tiles import (
     load_tile,
     members,
     places,
+    program_of,
     rows_of,
     store_tile,
 )
@@ -67,9 +68,8 @@ def forward(
     behind: those of the lse are (batch, head, length, split). split_keys, a multiple of KEYS: how many keys a split
     has. What is None is not there.
     """
-    tiles = tl.cdiv(q_len * GROUP, ROWS)
-    first_row = tl.program_id(0) % tiles * ROWS
-    batch, kv_head = tl.program_id(0) // tiles // kv_heads, tl.program_id(0) // tiles % kv_heads
+    tile, batch, kv_head = program_of(tl.cdiv(q_len * GROUP, ROWS), kv_heads)
+    first_row = tile * ROWS
     q_start, q_len, k_start, k_len = members(batch, q_len, k_len, cu_seqlens_q, cu_seqlens_k, key_lengths)
     if first_row >= q_len * GROUP:
         return

@@ -89,12 +89,13 @@ def without_waste() -> Iterator[None]:
     """While this lasts, the interpreter prepares triton.language once a module, not at each call of a helper, and does
     not work out overflows that it asserts nowhere: together three quarters of its time."""
     prepare, prepared = interpreter._patch_lang, set()
+    nothing_to_restore = interpreter._LangPatchScope
     builder = interpreter.interpreter_builder
     options = builder.options
 
     def prepare_once(function: Any) -> Any:
         if id(function.__globals__) in prepared:
-            return interpreter._LangPatchScope()
+            return nothing_to_restore()
         prepared.add(id(function.__globals__))
         return prepare(function)
 

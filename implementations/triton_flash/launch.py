@@ -10,6 +10,7 @@ import torch
 import triton
 
 from attnspec.implementations.triton_flash import interpreter
+from attnspec.spec.errors import InputError
 
 Grid = Callable[[dict[str, Any]], tuple[int, ...]]
 
@@ -34,7 +35,9 @@ CONFIGURATIONS = tuple(
         (16, 16, 4, 1),
     )
 )
-TUNED_BY = ["HEAD_WIDTH", "VALUE_WIDTH", "GROUP", "q_len", "k_len"]
+TUNED_BY = ["HEAD_WIDTH", "VALUE_WIDTH", "GROUP"]
+MOST_KEYS = max(configuration.kwargs["KEYS"] for configuration in CONFIGURATIONS)
+SHORT = 512  # rows and keys of a call that is not worth the trying
 
 
 def width_of(dim: int) -> int:
@@ -42,9 +45,28 @@ def width_of(dim: int) -> int:
     return max(int(triton.next_power_of_2(dim)), SMALLEST)
 
 
-def tile_of(rows: int, keys: int) -> tuple[int, int]:
-    """Return the tile that the interpreter takes for so many rows and keys: as large as they are, within limits."""
-    return min(width_of(rows), LARGEST), min(width_of(keys), LARGEST)
+def tile_of(rows: int, keys: int, width: int, split_keys: int | None = None) -> tuple[int, int] | None:
+    """Return the tile, rows and keys, for so many rows and keys of a head dimension; None where trying has to tell.
+
+    In the interpreter it is as large as they are, within limits; on a GPU a short call takes a small one. split_keys:
+    what the keys of a tile divide.
+    """
+    most = LARGEST if split_keys is None else min(split_keys & -split_keys, LARGEST)  # a power of two
+    if INTERPRETED:
+        return min(width_of(rows), LARGEST), min(width_of(keys), most)
+    if max(rows, keys) <= SHORT or most < MOST_KEYS:
+        side = 64 if width <= 64 else 32
+        return min(width_of(rows), side), min(side, most)
+    return None
+
+
+def check_tile(tile: tuple[int, int] | None, split_keys: int | None) -> None:
+    """Raise InputError unless a tile has rows and keys, each a power of two, and splits are whole tiles."""
+    if tile is not None and (len(tile) != 2 or any(size != width_of(size) for size in tile)):
+        raise InputError(f"tile is {tile}: use (rows, keys), each a power of two from {SMALLEST} on")
+    keys = SMALLEST if tile is None else tile[1]
+    if split_keys is not None and (split_keys < 1 or split_keys % keys):
+        raise InputError(f"split_keys is {split_keys}: use a multiple of {keys}")
 
 
 def run(kernel: Any, grid: Grid, arguments: dict[str, Any]) -> None:

@@ -24,7 +24,8 @@ class Sequences:
     with block_table (batch, max_blocks). attn_mask: (batch, q_heads, q_len, k_len), bool or floating, expanded without
     a copy; alibi_slopes: (batch, q_heads); sinks: (q_heads,); key_lengths: (batch,). q_len, k_len: of the longest
     sequence. left, right: how many keys around the diagonal a row sees, None for all. tile: rows and keys, None for
-    what is best; split_keys: how many keys each split has, None for one split.
+    what is best; split_keys: how many keys each split has, whole tiles, None for one split. Raises InputError for a
+    tile or a split that cannot be.
     """
 
     query: torch.Tensor
@@ -46,6 +47,9 @@ class Sequences:
     softcap: float | None = None
     tile: tuple[int, int] | None = None
     split_keys: int | None = None
+
+    def __post_init__(self) -> None:
+        launch.check_tile(self.tile, self.split_keys)
 
     @property
     def kv_heads(self) -> int:
@@ -78,9 +82,8 @@ class Sequences:
         found |= {"softcap": float(self.softcap) if self.softcap else None, "LOWER_RIGHT": self.lower_right}
         found |= {"GROUP": self.group, "HEAD_DIM": head_dim, "VALUE_DIM": value_dim}
         found |= {"HEAD_WIDTH": launch.width_of(head_dim), "VALUE_WIDTH": launch.width_of(value_dim)}
-        tile = self.tile
-        if tile is None and launch.INTERPRETED:
-            tile = launch.tile_of(self.q_len * self.group, self.split_keys or self.k_len)
+        widest = max(found["HEAD_WIDTH"], found["VALUE_WIDTH"])
+        tile = self.tile or launch.tile_of(self.q_len * self.group, self.k_len, widest, self.split_keys)
         return found if tile is None else found | {"ROWS": tile[0], "KEYS": tile[1]}
 
     def row_programs(self, meta: dict[str, Any]) -> tuple[int, int]:

@@ -27,6 +27,13 @@ def members(batch, q_len, k_len, cu_seqlens_q, cu_seqlens_k, key_lengths):
 
 
 @triton.jit
+def program_of(tiles, heads):
+    """Return which tile, batch element and head a program has, tiles first; batch and head in 64 bits."""
+    program = tl.program_id(0)
+    return program % tiles, (program // tiles // heads).to(tl.int64), (program // tiles % heads).to(tl.int64)
+
+
+@triton.jit
 def rows_of(start, kv_head, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Return the position and the query head of each row of a tile, (ROWS,)."""
     rows = start + tl.arange(0, ROWS)
@@ -35,8 +42,9 @@ def rows_of(start, kv_head, GROUP: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def places(batch, head, position, strides):
-    """Return how far the rows lie from the first element of a tensor, in 64 bits: strides may pass 2^31 elements."""
-    return batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1] + position.to(tl.int64) * strides[2]
+    """Return how far the rows lie from the first element of a tensor. It, batch and head are numbers of 64 bits, since
+    strides may pass 2^31 elements."""
+    return batch * strides[0] + head * strides[1] + position.to(tl.int64) * strides[2]
 
 
 @triton.jit
@@ -45,8 +53,8 @@ def key_places(batch, head, keys, there, k_start, block_table, table_stride, str
     if block_table is None:
         place = places(batch, head, k_start + keys, strides)
     else:
-        page = tl.load(block_table + batch.to(tl.int64) * table_stride + keys // PAGE_SIZE, mask=there, other=0)
-        place = places(page, head, keys % PAGE_SIZE, strides)
+        page = tl.load(block_table + batch * table_stride + keys // PAGE_SIZE, mask=there, other=0)
+        place = places(page.to(tl.int64), head, keys % PAGE_SIZE, strides)
     return place
 
 
