@@ -4,13 +4,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <source_location>
-#include <utility>
 
 #include "fibers.h"
 
 namespace __attribute__((visibility("hidden"))) cuda_emulator {
 
-using Place = std::source_location;  // of the call in the kernel
+struct Place {  // of a call in the kernel
+  const char* file;
+  unsigned line;
+  constexpr Place(std::source_location at) : file(at.file_name()), line(at.line()) {}
+  constexpr Place() : file(""), line(0) {}
+};
+
 constexpr int MAX_GROUPS = 32;
 
 struct Words {  // what a lane brings to a collective: one value, or the 12 numbers of an mma
@@ -59,8 +64,8 @@ CUDA_EMULATOR_RUNTIME inline uint64_t draw() {  // xorshift64, Marsaglia 2003
 // Records the first fault of the block and leaves it.
 CUDA_EMULATOR_RUNTIME [[gnu::format(printf, 2, 3)]] inline void fail(const Place& place, const char* format, ...) {
   if (!block.fault[0]) {
-    int used = snprintf(block.fault, sizeof block.fault, "%s:%u: ", place.file_name(), unsigned(place.line()));
-    if (used > 200) used = snprintf(block.fault, sizeof block.fault, "line %u: ", unsigned(place.line()));
+    int used = snprintf(block.fault, sizeof block.fault, "%s:%u: ", place.file, place.line);
+    if (used > 200) used = snprintf(block.fault, sizeof block.fault, "line %u: ", place.line);
     va_list given;
     va_start(given, format);
     used += vsnprintf(block.fault + used, sizeof block.fault - used, format, given);
@@ -79,7 +84,8 @@ CUDA_EMULATOR_RUNTIME inline void make_ready(int index) {
   block.queue[last] = index;
   if (block.random) {
     const int other = (block.first + int(draw() % unsigned(block.queued))) % MAX_THREADS;
-    std::swap(block.queue[last], block.queue[other]);
+    block.queue[last] = block.queue[other];
+    block.queue[other] = index;
   }
 }
 
@@ -109,8 +115,8 @@ CUDA_EMULATOR_RUNTIME inline int barrier(bool vote, const Place& place) {
   const unsigned parity = block.barriers & 1;
   [[maybe_unused]] char* order = &block.order[parity];  // by parity: a fast thread's next arrival is no part of this one
   if (block.arrived == 0) block.place = place;
-  else if (block.place.line() != place.line() || strcmp(block.place.file_name(), place.file_name()))
-    fail(place, "divergent __syncthreads: other threads of the block wait at line %u", unsigned(block.place.line()));
+  else if (block.place.line != place.line || strcmp(block.place.file, place.file))
+    fail(place, "divergent __syncthreads: other threads of the block wait at line %u", block.place.line);
   CUDA_EMULATOR_TSAN(__tsan_release(order);)
   block.votes[parity] += vote;
   ++block.arrived;

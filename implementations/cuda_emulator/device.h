@@ -11,16 +11,16 @@
 #define gridDim (::cuda_emulator::block.grid)
 constexpr int warpSize = 32;
 
-inline void __syncthreads(cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline void __syncthreads(cuda_emulator::Place place = std::source_location::current()) {
   cuda_emulator::barrier(false, place);
 }
-inline int __syncthreads_count(int vote, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline int __syncthreads_count(int vote, cuda_emulator::Place place = std::source_location::current()) {
   return cuda_emulator::barrier(vote != 0, place);
 }
-inline int __syncthreads_or(int vote, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline int __syncthreads_or(int vote, cuda_emulator::Place place = std::source_location::current()) {
   return cuda_emulator::barrier(vote != 0, place) != 0;
 }
-inline int __syncthreads_and(int vote, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline int __syncthreads_and(int vote, cuda_emulator::Place place = std::source_location::current()) {
   return cuda_emulator::barrier(vote == 0, place) == 0;
 }
 

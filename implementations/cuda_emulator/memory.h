@@ -81,10 +81,10 @@ struct Static {  // one `__shared__` declaration of a kernel
   unsigned block = 0;
   char* start = nullptr;
   template <class T>
-  CUDA_EMULATOR_RUNTIME T& of_block(Place place = Place::current()) {
+  CUDA_EMULATOR_RUNTIME T& of_block(size_t alignment, Place place = std::source_location::current()) {
     if (block != shared.blocks) {
       block = shared.blocks;
-      start = new_static(sizeof(T), alignof(T), place);
+      start = new_static(sizeof(T), alignment, place);
     }
     return *(T*)start;
   }
@@ -108,7 +108,7 @@ CUDA_EMULATOR_RUNTIME inline char* new_sub_array(size_t start, size_t bytes, siz
 // code runs on a GPU, the kernel's own function of this name rounds up to 16 bytes and leaves no zone:
 //   T* array = reinterpret_cast<T*>(at); at += (count * sizeof(T) + 15) / 16 * 16; return array;
 template <class T>
-CUDA_EMULATOR_RUNTIME T* carve(unsigned char*& at, size_t count, Place place = Place::current()) {
+CUDA_EMULATOR_RUNTIME T* carve(unsigned char*& at, size_t count, Place place = std::source_location::current()) {
   const size_t start = size_t((char*)at - shared.base), bytes = count * sizeof(T);
   size_t logical = start;  // what the offset is without red zones
   const SubArray* known = nullptr;
@@ -125,14 +125,15 @@ CUDA_EMULATOR_RUNTIME T* carve(unsigned char*& at, size_t count, Place place = P
   return (T*)(shared.base + start);
 }
 
+CUDA_EMULATOR_RUNTIME inline bool touched(const char* start, const char* end) {
+  for (const char* at = start; at < end; ++at)
+    if (*at != char(0xff)) return true;
+  return false;
+}
+
 // Tells of a write into a red zone, once a block has ended.
 CUDA_EMULATOR_RUNTIME inline void check_zones() {
   CUDA_EMULATOR_ASAN(return;)
-  const auto touched = [](const char* start, const char* end) __attribute__((noinline)) {
-    for (const char* at = start; at < end; ++at)
-      if (*at != char(0xff)) return true;
-    return false;
-  };
   char* fault = block.fault;
   if (fault[0]) return;
   for (int i = 0; i < shared.statics; ++i)

@@ -84,10 +84,12 @@ def _attributes(declared: str) -> list[str]:
 
 
 def _reference(attributes: str, element: str, name: str, extents: str) -> str:
-    kind, slot = f"{name}__shared_type", f"{name}__shared_slot"
+    kind, slot, aligned = f"{name}__shared_type", f"{name}__shared_slot", f"{name}__shared_aligned"
+    extents = " ".join(extents.split())
     return (
-        f"typedef {attributes} {element} {kind}{' '.join(extents.split())}; static ::cuda_emulator::Static {slot}; "
-        f"[[maybe_unused]] {kind}& {name} = {slot}.template of_block<{kind}>();"
+        f"typedef {element} {kind}{extents}; struct {aligned} {{ {attributes} {element} {name}{extents}; }}; "
+        f"static ::cuda_emulator::Static {slot}; "
+        f"[[maybe_unused]] {kind}& {name} = {slot}.template of_block<{kind}>(alignof({aligned}));"
     )
 
 

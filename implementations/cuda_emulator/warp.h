@@ -40,9 +40,9 @@ CUDA_EMULATOR_RUNTIME inline const Words* meet(const char* what, unsigned mask, 
     group.place = place;
     for (Words& words : group.words[parity])
       for (uint64_t& word : words.word) word = ~uint64_t(0);
-  } else if (group.place.line() != place.line() || strcmp(group.place.file_name(), place.file_name())) {
+  } else if (group.place.line != place.line || strcmp(group.place.file, place.file)) {
     fail(place, "divergent %s: lanes of the same mask 0x%08x wait at line %u", what, mask,
-         unsigned(group.place.line()));
+         group.place.line);
   }
   for (int i = 0; i < 6; ++i) group.words[parity][fiber->lane].word[i] = mine.word[i];
   group.arrived |= 1u << fiber->lane;
@@ -99,7 +99,7 @@ T reduce(const char* what, unsigned mask, T value, Combine combine, const Place&
 // a[0] holds A[g][2t..], a[1] A[g + 8][2t..], a[2] A[g][2t + 8..], a[3] A[g + 8][2t + 8..]; b[0] holds B[2t..][g],
 // b[1] B[2t + 8..][g]; d[0], d[1] hold D[g][2t..], d[2], d[3] D[g + 8][2t..].
 template <class T>
-void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Place place = Place::current()) {
+void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Place place = std::source_location::current()) {
   static_assert(sizeof(T) == 2);
   Words mine;
   for (int i = 0; i < 6; ++i) {
@@ -126,53 +126,53 @@ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
 
 }  // namespace cuda_emulator
 
-inline void __syncwarp(unsigned mask = ~0u, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline void __syncwarp(unsigned mask = ~0u, cuda_emulator::Place place = std::source_location::current()) {
   cuda_emulator::meet("__syncwarp", mask, {}, place, true);
 }
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = 32,
-              cuda_emulator::Place place = cuda_emulator::Place::current()) {
+              cuda_emulator::Place place = std::source_location::current()) {
   const int own = cuda_emulator::self->lane;
   return cuda_emulator::shuffle("__shfl_sync", mask, value, own / width * width + (lane & (width - 1)), place);
 }
 
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
-                  cuda_emulator::Place place = cuda_emulator::Place::current()) {
+                  cuda_emulator::Place place = std::source_location::current()) {
   const int own = cuda_emulator::self->lane, other = own ^ lane_mask;
   return cuda_emulator::shuffle("__shfl_xor_sync", mask, value, other / width > own / width ? own : other, place);
 }
 
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                 cuda_emulator::Place place = cuda_emulator::Place::current()) {
+                 cuda_emulator::Place place = std::source_location::current()) {
   const int own = cuda_emulator::self->lane, other = own % width - int(delta);
   return cuda_emulator::shuffle("__shfl_up_sync", mask, value, other < 0 ? own : own - int(delta), place);
 }
 
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                   cuda_emulator::Place place = cuda_emulator::Place::current()) {
+                   cuda_emulator::Place place = std::source_location::current()) {
   const int own = cuda_emulator::self->lane, other = own % width + int(delta);
   return cuda_emulator::shuffle("__shfl_down_sync", mask, value, other >= width ? own : own + int(delta), place);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int vote, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline unsigned __ballot_sync(unsigned mask, int vote, cuda_emulator::Place place = std::source_location::current()) {
   return cuda_emulator::ballot("__ballot_sync", mask, vote != 0, place);
 }
 
-inline int __any_sync(unsigned mask, int vote, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline int __any_sync(unsigned mask, int vote, cuda_emulator::Place place = std::source_location::current()) {
   return cuda_emulator::ballot("__any_sync", mask, vote != 0, place) != 0;
 }
 
-inline int __all_sync(unsigned mask, int vote, cuda_emulator::Place place = cuda_emulator::Place::current()) {
+inline int __all_sync(unsigned mask, int vote, cuda_emulator::Place place = std::source_location::current()) {
   return cuda_emulator::ballot("__all_sync", mask, vote == 0, place) == 0;
 }
 
 #define CUDA_EMULATOR_REDUCTION(name, expression)                                                                  \
   template <class T>                                                                                               \
-  T name(unsigned mask, T value, cuda_emulator::Place place = cuda_emulator::Place::current()) {                   \
+  T name(unsigned mask, T value, cuda_emulator::Place place = std::source_location::current()) {                   \
     static_assert(std::is_integral_v<T>);                                                                          \
     return cuda_emulator::reduce(#name, mask, value, [](T a, T b) -> T { return expression; }, place);             \
   }
