@@ -115,7 +115,7 @@ class Library:
 
     def _placed(self, fault: str) -> str:
         """Return a fault that begins with an address in the code, `+0x12: `, with its place in the kernel instead."""
-        address, colon, what = fault.partition(": ")
+        address, _, what = fault.partition(": ")
         if not fault.startswith("+0x"):
             return fault
         place = place_of(str(self.path), int(address[1:], 16))
