@@ -70,6 +70,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 kernel_key = pytest.StashKey["Kernel"]()
 misuse_key = pytest.StashKey[str]()
+left_out_key = pytest.StashKey[dict[str, str]]()
 announced_key = pytest.StashKey[bool]()
 expectations_key = pytest.StashKey["Expectations"]()
 
@@ -183,14 +184,12 @@ class CaseItem(pytest.Item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Run a case in a worker of `attnspec validate` that has its kernel: nothing is left to set up or to tear down, so
-    that one report says all of it, where pytest makes three. Pass over a case that the kernel does not declare, of
-    which the controller tells: there may be a thousand of them."""
+    that one report says all of it, where pytest makes three. Pass over a case that the kernel is not asked to
+    run, of which the controller tells: there may be a thousand of them."""
     kernel = item.config.stash.get(kernel_key, None)
     if kernel is None or not isinstance(item, CaseItem) or item.config.getoption("--attn-watch") is None:
         return None
-    from attnspec.conformance.covering import lacks
-
-    if lacks(item.case, kernel.capabilities):
+    if item.case.id in _left_out(item.config, kernel):
         return True
     call = pytest.CallInfo.from_call(
         lambda: item.ihook.pytest_runtest_call(item=item), "call", reraise=(pytest.exit.Exception, KeyboardInterrupt)
@@ -198,6 +197,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     item.ihook.pytest_runtest_logreport(report=report)
     return True
+
+
+def _left_out(config: pytest.Config, kernel: Kernel) -> dict[str, str]:
+    if left_out_key not in config.stash:
+        config.stash[left_out_key] = selection_of(config).left_out(kernel.capabilities)
+    return config.stash[left_out_key]
 
 
 @pytest.hookimpl(trylast=True)

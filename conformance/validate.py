@@ -20,7 +20,7 @@ import pytest
 
 from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
-from attnspec.conformance.covering import Pairs, coverage, lacks
+from attnspec.conformance.covering import Pairs, coverage
 from attnspec.conformance.expectations import Expectations, read_expectations
 from attnspec.conformance.failure_screen import failure_screen
 from attnspec.conformance.memory_limit import MemoryLimit
@@ -240,13 +240,13 @@ class Recorder:
             self.unusable = self.unusable or str(properties[UNUSABLE])
         if KERNEL in properties and not self.kernel:
             self.kernel = json.loads(str(properties[KERNEL]))
-            self.add_undeclared()
+            self.add_left_out()
         if report.when != "teardown" and RESULT in properties:
             self.add(CaseResult.from_json(json.loads(str(properties[RESULT]))))
 
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died in a case: it crashed, or it was ended at the time limit."""
-        seconds = time.monotonic() - self.heard_at.get(report.node, self.began)  # type: ignore[attr-defined]
+        seconds = time.monotonic() - self.heard_at.get(report.node, self.began)
         if not self.kernel:
             limit = loading_limit(self.run.timeout)
             did = f"did not load within {limit} s" if seconds >= limit else "killed its process on import"
@@ -277,12 +277,12 @@ class Recorder:
         """Note whether the run was stopped on purpose."""
         self.stopped_early = bool(session.shouldstop or session.shouldfail)
 
-    def add_undeclared(self) -> None:
-        """Add the results of all cases that the kernel does not declare, which workers pass over."""
-        capabilities = Capabilities.from_json(self.kernel["capabilities"])
+    def add_left_out(self) -> None:
+        """Add the results of all cases that the kernel is not asked to run, which workers pass over."""
+        reasons = self.run.selection.left_out(Capabilities.from_json(self.kernel["capabilities"]))
         for case in self.run.selection.cases():
-            if reason := lacks(case, capabilities):
-                self.add(blank_result(case, "not_supported").but(reason=reason, declared=False))
+            if case.id in reasons:
+                self.add(blank_result(case, "not_supported").but(reason=reasons[case.id], declared=False))
 
     def add(self, result: CaseResult) -> None:
         """Add one result, unless the case has one: to the report at once."""
