@@ -64,23 +64,7 @@ class CudaFile:
         check_sinks(sinks, query.shape[1])
         if alibi_slopes is not None:
             check_slopes(alibi_slopes, query.shape[0], query.shape[1])
-        batch, q_heads, q_len, head_dim = query.shape
-        left, right = window_size or (-1, -1)
-        names: dict[str, Number] = {
-            "batch": batch,
-            "q_heads": q_heads,
-            "kv_heads": key.shape[1],
-            "q_len": q_len,
-            "k_len": key.shape[2],
-            "head_dim": head_dim,
-            "value_dim": value.shape[3],
-            "itemsize": query.element_size(),
-            "is_causal": int(is_causal),
-            "scale": 1 / math.sqrt(head_dim) if scale is None else scale,
-            "softcap": softcap or 0.0,
-            "window_left": left,
-            "window_right": right,
-        }
+        batch, q_heads, q_len, _ = query.shape
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         output = torch.full((batch, q_heads, q_len, value.shape[3]), torch.nan, dtype=query.dtype)
         lse = torch.full((batch, q_heads, q_len), torch.nan, dtype=wide)
@@ -98,7 +82,16 @@ class CudaFile:
             "sinks": None if sinks is None else sinks.float(),
             "alibi_slopes": None if alibi_slopes is None else alibi_slopes.float().expand(batch, q_heads),
         }
-        self._launch(str(query.dtype).removeprefix("torch."), tensors, names)
+        left, right = window_size or (-1, -1)
+        options = {
+            "is_causal": int(is_causal),
+            "scale": 1 / math.sqrt(query.shape[3]) if scale is None else scale,
+            "softcap": softcap or 0.0,
+            "window_left": left,
+            "window_right": right,
+        }
+        dtype = str(query.dtype).removeprefix("torch.")
+        self._launch(dtype, tensors, {**sizes_of(query, key, value), **options})
         return (output, lse) if return_lse else output
 
     def _launch(self, dtype: str, tensors: Mapping[str, torch.Tensor | None], names: Mapping[str, Number]) -> None:
@@ -113,6 +106,21 @@ class CudaFile:
             dense(tensors[given]) if isinstance(given, str) else given.value(names) for given in described.arguments
         ]
         self.library.launch(described.kernels[dtype], grid, block, described.shared.whole(names), arguments)
+
+
+def sizes_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> dict[str, Number]:
+    """Return the sizes of a call, by the names that a description may use. Shapes as in
+    `attnspec.spec.call.Call`."""
+    return {
+        "batch": query.shape[0],
+        "q_heads": query.shape[1],
+        "kv_heads": key.shape[1],
+        "q_len": query.shape[2],
+        "k_len": key.shape[2],
+        "head_dim": query.shape[3],
+        "value_dim": value.shape[3],
+        "itemsize": query.element_size(),
+    }
 
 
 def dense(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -95,7 +95,7 @@ def _described(where: str, entry: str, table: dict[str, Any]) -> Description:
     for feature in features:
         _need_told(where, feature, told)
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
-    capabilities = Capabilities(**{"dtypes": ("float32",), **fields, "features": features})
+    capabilities = Capabilities(**{"dtypes": ("float32",), **fields, "features": features, "cost": "emulated"})
     kernel = table.get("kernel", entry)
     kernels = kernel if isinstance(kernel, dict) else dict.fromkeys(capabilities.dtypes, kernel)
     missing = [dtype for dtype in capabilities.dtypes if dtype not in kernels]
