@@ -94,8 +94,10 @@ def _described(where: str, entry: str, table: dict[str, Any]) -> Description:
     features = tuple(declared["features"]) if "features" in declared else _features(told)
     for feature in features:
         _need_told(where, feature, told)
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
-    capabilities = Capabilities(**{"dtypes": ("float32",), **fields, "features": features, "cost": "emulated"})
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()
+    }
+    capabilities = Capabilities(**{"dtypes": ("float32",)} | fields | {"features": features, "cost": "emulated"})
     kernel = table.get("kernel", entry)
     kernels = kernel if isinstance(kernel, dict) else dict.fromkeys(capabilities.dtypes, kernel)
     missing = [dtype for dtype in capabilities.dtypes if dtype not in kernels]
