@@ -17,7 +17,7 @@ from attnspec.spec.errors import InputError
 
 MAX_THREADS = 1024  # of a block
 MAX_SHARED = 227 << 10  # bytes of dynamic shared memory, on sm_90 and sm_100
-SCALARS = {
+SCALARS: dict[tuple[str, int], Any] = {
     ("i", 1): ctypes.c_int8,
     ("i", 2): ctypes.c_int16,
     ("i", 4): ctypes.c_int32,
@@ -107,9 +107,9 @@ class Library:
                 ctypes.c_ulong(seed or 0),
                 addresses,
             )
-            told = findings() if self.sanitize else ()
-        if told:
-            raise KernelFault(_shown("; ".join(told)))
+            reported = findings() if self.sanitize else ()
+        if reported:
+            raise KernelFault(_shown("; ".join(reported)))
         if fault:
             raise KernelFault(_shown(f"{kernel}: {self._placed(fault.decode())}"))
 
@@ -128,10 +128,10 @@ def _shown(fault: str) -> str:
 
 
 def _extent(kernel: str, what: str, given: Sequence[int]) -> tuple[int, int, int]:
-    whole = (*given, 1, 1)[:3]
-    if not 1 <= len(given) <= 3 or not all(isinstance(x, int) and 1 <= x < 2**31 for x in whole):
+    if not 1 <= len(given) <= 3 or not all(isinstance(x, int) and 1 <= x < 2**31 for x in given):
         raise InputError(f"kernel {kernel}: the {what} is {tuple(given)}: use 1 to 3 numbers, each 1 or more")
-    return whole
+    x, y, z, *_ = (*given, 1, 1)
+    return x, y, z
 
 
 def _value(kernel: str, index: int, given: Any, wanted: Parameter) -> Any:
@@ -147,7 +147,7 @@ def _value(kernel: str, index: int, given: Any, wanted: Parameter) -> Any:
         return ctypes.c_void_p(None)
     scalar = SCALARS.get((wanted.kind, wanted.size))
     if isinstance(given, (int, float)) and scalar is not None:
-        if isinstance(given, float) != (wanted.kind == "f") and not (wanted.kind == "f" and isinstance(given, int)):
+        if isinstance(given, float) and wanted.kind != "f":
             raise InputError(f"{where}: {given!r} was given, which is no whole number")
         return scalar(given)
     if isinstance(given, (ctypes._SimpleCData, ctypes.Structure)) and ctypes.sizeof(given) == wanted.size:
