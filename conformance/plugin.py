@@ -35,7 +35,10 @@ LONGEST_OUTPUT = 20_000  # characters of what a kernel prints that a report keep
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--attn-backend",
-        {"metavar": "TARGET", "help": "the kernel: a backend, package.module:attr or path/to/file.py:attr"},
+        {
+            "metavar": "TARGET",
+            "help": "the kernel: a backend, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel",
+        },
     ),
     ("--attn-level", {"default": "quick", "metavar": "LEVEL", "help": "quick (default) or full"}),
     ("--attn-profile", {"action": "append", "default": [], "metavar": "P", "help": "only cases of this profile"}),
@@ -53,6 +56,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("--attn-causal-alignment", {"default": None, "metavar": "CORNER", "help": "of a bare callable's is_causal"}),
     ("--attn-device", {"default": None, "metavar": "D", "help": "where the tensors are put"}),
+    ("--attn-sanitize", {"default": None, "metavar": "S", "help": "run a CUDA kernel under a sanitizer"}),
     (
         "--attn-timeout",
         {"default": 120, "type": int, "metavar": "S", "help": "seconds for one case in a worker"},
@@ -213,7 +217,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def rerun_command(config: pytest.Config) -> list[str]:
     """Return the command that validates the same target in the same way."""
     command = ["attnspec", "validate", config.getoption("--attn-backend")]
-    for name in ("accuracy", "causal-alignment", "device"):
+    for name in ("accuracy", "causal-alignment", "device", "sanitize"):
         if config.getoption(f"--attn-{name}"):
             command += [f"--{name}", config.getoption(f"--attn-{name}")]
     return command
@@ -231,6 +235,7 @@ def _resolve(config: pytest.Config) -> Kernel:
         config.getoption("--attn-accuracy"),
         config.getoption("--attn-causal-alignment"),
         config.getoption("--attn-device"),
+        config.getoption("--attn-sanitize"),
     )
 
 

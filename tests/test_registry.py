@@ -173,3 +173,13 @@ def test_every_backend_of_this_project_loads_or_says_why_not(register: Callable[
 def test_cuda_kernels_need_a_gpu(make: Callable[[], Any]) -> None:
     with pytest.raises(Unavailable, match=r"^needs a CUDA GPU$"):
         make()
+
+
+def test_a_backend_gives_its_own_build_under_a_sanitizer() -> None:
+    class Compiled:
+        def sanitized(self, kind: str) -> str:
+            return f"under {kind}"
+
+    assert registry.sanitized("mine", Compiled(), "thread") == "under thread"
+    with pytest.raises(InputError, match=r"target 'mine' has no sanitizer: use a CUDA file"):
+        registry.sanitized("mine", object(), "thread")
