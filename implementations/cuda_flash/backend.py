@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from attnspec.implementations import cuda_emulator
+from attnspec.implementations.cuda_emulator import toolkit
 from attnspec.implementations.cuda_flash.builds import DIMS, TYPES
 from attnspec.implementations.cuda_flash.launcher import Emulated, launcher_for
 from attnspec.implementations.cuda_flash.operation import Flash, Options, splits_for
 from attnspec.implementations.torch_eager import broadcast_mask, check_call
 from attnspec.spec.capabilities import FEATURES, Capabilities
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, Unavailable
 
 ABSENT = ("sinks", "alibi_slopes", "softcap", "dropout_p")
 
@@ -65,8 +65,8 @@ class CudaFlash:
 
         Arguments: `attnspec.spec.call.Call`, tensors of any strides in float32, float16 or bfloat16, head_dim and
         value_dim up to 256. Returns output (batch, q_heads, q_len, value_dim) of the query's dtype, and lse (batch,
-        q_heads, q_len) in float32. Raises InputError where the tensors do not fit, Unavailable where nothing can build
-        or run the kernels. Rules: `attention.output`, `softmax.lse`, `mask.fully-masked-row`, `key-lengths.absent`,
+        q_heads, q_len) in float32. Raises InputError where the tensors do not fit, and where nothing can build the
+        kernels. Rules: `attention.output`, `softmax.lse`, `mask.fully-masked-row`, `key-lengths.absent`,
         `window.bounds`, `flash.lse-recompute`. Source: Dao 2023, algorithms 1 and 2.
         """
         check_call(query, key, value, attn_mask, enable_gqa, key_lengths, window_size)
@@ -117,4 +117,8 @@ def lower_right() -> CudaFlash:
 
 def _need_something_to_run_on() -> None:
     if not torch.cuda.is_available():
-        cuda_emulator.check_available()
+        try:
+            toolkit.compiler()
+            toolkit.include_folders()
+        except InputError as lacking:
+            raise Unavailable(f"needs a CUDA GPU, or g++ and CUDA's headers to be emulated: {lacking}") from None

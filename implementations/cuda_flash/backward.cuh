@@ -44,7 +44,7 @@ struct BackwardTiles {
   static constexpr int BLOCK_COUNT = WARPS * COUNT;
   static constexpr int OWN_STRIDE = BLOCK_COUNT + 1, OTHER_STRIDE = DIM + 1, FACTOR_STRIDE = COUNT + 1;
   static constexpr int OWN = DIM * OWN_STRIDE, OTHER = LANES * OTHER_STRIDE, FACTORS = LANES * FACTOR_STRIDE;
-  static constexpr int FLOATS = 2 * OWN + 2 * OTHER + 2 * WARPS * FACTORS;
+  static constexpr int BYTES = 2 * bytes_of<float>(OWN) + 2 * bytes_of<float>(OTHER) + 2 * bytes_of<float>(WARPS * FACTORS);
 };
 
 // dQ: a block holds a tile of rows, each lane one key of a tile of keys. Writes dS where the mask's gradient is asked for.
@@ -52,13 +52,13 @@ template <typename T, int DIM>
 __device__ void backward_query(const Call& call) {
   using Tile = BackwardTiles<DIM>;
   constexpr int ROWS = Tile::COUNT, SLICES = DIM / LANES;
-  DYNAMIC_SHARED(float, shared);
-  float* const query = shared;                     // (DIM, BLOCK_COUNT)
-  float* const grad_output = query + Tile::OWN;    // (DIM, BLOCK_COUNT)
-  float* const key = grad_output + Tile::OWN;      // (LANES, DIM)
-  float* const value = key + Tile::OTHER;          // (LANES, DIM)
+  unsigned char* free = shared_memory;
+  float* const query = carve<float>(free, Tile::OWN);        // (DIM, BLOCK_COUNT)
+  float* const grad_output = carve<float>(free, Tile::OWN);  // (DIM, BLOCK_COUNT)
+  float* const key = carve<float>(free, Tile::OTHER);        // (LANES, DIM)
+  float* const value = carve<float>(free, Tile::OTHER);      // (LANES, DIM)
   const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-  float* const grad_scores = value + Tile::OTHER + warp * Tile::FACTORS;  // (LANES, ROWS), the warp's own
+  float* const grad_scores = carve<float>(free, WARPS * Tile::FACTORS) + warp * Tile::FACTORS;  // (LANES, ROWS)
 
   const int batch = blockIdx.x / call.q_heads, head = blockIdx.x % call.q_heads;
   const int first = blockIdx.y * Tile::BLOCK_COUNT, own = first + warp * ROWS;
@@ -77,6 +77,7 @@ __device__ void backward_query(const Call& call) {
     load_tile<T, float, DIM>(value, Tile::OTHER_STRIDE, call.value, kv_batch(call, batch), kv_head(call, head), tile,
                              LANES, seen.end, call.value_dim);
     __syncthreads();
+    if (own >= call.q_len) continue;
     float dots[ROWS], grad_weights[ROWS];
     products(dots, query + warp * ROWS, Tile::OWN_STRIDE, key + lane * Tile::OTHER_STRIDE, call.head_dim);
     products(grad_weights, grad_output + warp * ROWS, Tile::OWN_STRIDE, value + lane * Tile::OTHER_STRIDE, call.value_dim);
@@ -111,14 +112,14 @@ template <typename T, int DIM>
 __device__ void backward_key_value(const Call& call) {
   using Tile = BackwardTiles<DIM>;
   constexpr int KEYS = Tile::COUNT, SLICES = DIM / LANES;
-  DYNAMIC_SHARED(float, shared);
-  float* const key = shared;                          // (DIM, BLOCK_COUNT)
-  float* const value = key + Tile::OWN;               // (DIM, BLOCK_COUNT)
-  float* const query = value + Tile::OWN;             // (LANES, DIM)
-  float* const grad_output = query + Tile::OTHER;     // (LANES, DIM)
+  unsigned char* free = shared_memory;
+  float* const key = carve<float>(free, Tile::OWN);            // (DIM, BLOCK_COUNT)
+  float* const value = carve<float>(free, Tile::OWN);          // (DIM, BLOCK_COUNT)
+  float* const query = carve<float>(free, Tile::OTHER);        // (LANES, DIM)
+  float* const grad_output = carve<float>(free, Tile::OTHER);  // (LANES, DIM)
   const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-  float* const weights = grad_output + Tile::OTHER + warp * Tile::FACTORS;             // (LANES, KEYS), the warp's own
-  float* const grad_scores = grad_output + Tile::OTHER + (WARPS + warp) * Tile::FACTORS;
+  float* const weights = carve<float>(free, WARPS * Tile::FACTORS) + warp * Tile::FACTORS;      // (LANES, KEYS)
+  float* const grad_scores = carve<float>(free, WARPS * Tile::FACTORS) + warp * Tile::FACTORS;  // (LANES, KEYS)
 
   const int own_batch = blockIdx.x / call.kv_heads, own_head = blockIdx.x % call.kv_heads;
   const int first = blockIdx.y * Tile::BLOCK_COUNT, own = first + warp * KEYS, group = call.q_heads / call.kv_heads;
@@ -140,6 +141,7 @@ __device__ void backward_key_value(const Call& call) {
         load_tile<T, float, DIM>(grad_output, Tile::OTHER_STRIDE, call.grad_output, batch, head, tile, LANES, call.q_len,
                                  call.value_dim);
         __syncthreads();
+        if (own >= call.k_len) continue;
         float dots[KEYS], grad_weights[KEYS];
         products(dots, key + warp * KEYS, Tile::OWN_STRIDE, query + lane * Tile::OTHER_STRIDE, call.head_dim);
         products(grad_weights, value + warp * KEYS, Tile::OWN_STRIDE, grad_output + lane * Tile::OTHER_STRIDE,

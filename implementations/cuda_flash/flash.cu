@@ -36,7 +36,7 @@ extern "C" __global__ void attention_sizes(int* sizes) {
   using Backward = BackwardTiles<PADDED_DIM>;
   constexpr bool tensor_cores = sizeof(DTYPE) == 2;
   sizes[0] = tensor_cores ? Mma::BLOCK_ROWS : Forward::BLOCK_ROWS;
-  sizes[1] = tensor_cores ? Mma::BYTES : Forward::FLOATS * static_cast<int>(sizeof(float));
+  sizes[1] = tensor_cores ? Mma::BYTES : Forward::BYTES;
   sizes[2] = Backward::BLOCK_COUNT;
-  sizes[3] = Backward::FLOATS * static_cast<int>(sizeof(float));
+  sizes[3] = Backward::BYTES;
 }

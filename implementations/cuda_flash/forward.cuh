@@ -10,19 +10,19 @@ struct ForwardTiles {
   static constexpr int BLOCK_ROWS = WARPS * ROWS;
   static constexpr int QUERY_STRIDE = BLOCK_ROWS + 1, KEY_STRIDE = DIM + 1, WEIGHT_STRIDE = ROWS + 1;  // no bank conflict
   static constexpr int QUERY = DIM * QUERY_STRIDE, KEY = LANES * KEY_STRIDE, WEIGHTS = LANES * WEIGHT_STRIDE;
-  static constexpr int FLOATS = QUERY + 2 * KEY + WARPS * WEIGHTS;
+  static constexpr int BYTES = bytes_of<float>(QUERY) + 2 * bytes_of<float>(KEY) + bytes_of<float>(WARPS * WEIGHTS);
 };
 
 template <typename T, int DIM>
 __device__ void forward(const Call& call) {
   using Tile = ForwardTiles<DIM>;
   constexpr int ROWS = Tile::ROWS, SLICES = DIM / LANES;
-  DYNAMIC_SHARED(float, shared);
-  float* const query = shared;                  // (DIM, BLOCK_ROWS)
-  float* const key = query + Tile::QUERY;       // (LANES, DIM)
-  float* const value = key + Tile::KEY;         // (LANES, DIM)
+  unsigned char* free = shared_memory;
+  float* const query = carve<float>(free, Tile::QUERY);  // (DIM, BLOCK_ROWS)
+  float* const key = carve<float>(free, Tile::KEY);      // (LANES, DIM)
+  float* const value = carve<float>(free, Tile::KEY);    // (LANES, DIM)
   const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-  float* const weights = value + Tile::KEY + warp * Tile::WEIGHTS;  // (LANES, ROWS), the warp's own
+  float* const weights = carve<float>(free, WARPS * Tile::WEIGHTS) + warp * Tile::WEIGHTS;  // (LANES, ROWS)
 
   const int batch = blockIdx.x / call.q_heads, head = blockIdx.x % call.q_heads;
   const int first = blockIdx.y * Tile::BLOCK_ROWS, own = first + warp * ROWS;
@@ -47,6 +47,7 @@ __device__ void forward(const Call& call) {
     load_tile<T, float, DIM>(value, Tile::KEY_STRIDE, call.value, kv_batch(call, batch), kv_head(call, head), tile, LANES,
                              seen.end, call.value_dim);
     __syncthreads();
+    if (own >= call.q_len) continue;
     float scores[ROWS];
     products(scores, query + warp * ROWS, Tile::QUERY_STRIDE, key + lane * Tile::KEY_STRIDE, call.head_dim);
 #pragma unroll

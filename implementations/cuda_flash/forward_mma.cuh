@@ -12,17 +12,17 @@ struct MmaTiles {
   static constexpr int BLOCK_ROWS = WARPS * MMA_ROWS, KEYS = 32;
   static constexpr int STRIDE = DIM + 8, VALUE_STRIDE = KEYS + 8;  // the lanes of a fragment read from different banks
   static constexpr int QUERY = BLOCK_ROWS * STRIDE, KEY = KEYS * STRIDE, VALUE = DIM * VALUE_STRIDE;
-  static constexpr int BYTES = 2 * (QUERY + KEY + VALUE);
+  static constexpr int BYTES = bytes_of<__half>(QUERY) + bytes_of<__half>(KEY) + bytes_of<__half>(VALUE);
 };
 
 template <typename T, int DIM>
 __device__ void forward_mma(const Call& call) {
   using Tile = MmaTiles<DIM>;
   constexpr int KEY_BLOCKS = Tile::KEYS / MMA_COLUMNS, DIM_BLOCKS = DIM / MMA_COLUMNS;
-  DYNAMIC_SHARED(T, shared);
-  T* const query = shared;               // (BLOCK_ROWS, DIM)
-  T* const key = query + Tile::QUERY;    // (KEYS, DIM)
-  T* const value = key + Tile::KEY;      // (DIM, KEYS)
+  unsigned char* free = shared_memory;
+  T* const query = carve<T>(free, Tile::QUERY);  // (BLOCK_ROWS, DIM)
+  T* const key = carve<T>(free, Tile::KEY);      // (KEYS, DIM)
+  T* const value = carve<T>(free, Tile::VALUE);  // (DIM, KEYS)
   const int warp = threadIdx.x / LANES, g = threadIdx.x % LANES / 4, t = threadIdx.x % 4;
 
   const int batch = blockIdx.x / call.q_heads, head = blockIdx.x % call.q_heads;
@@ -41,6 +41,7 @@ __device__ void forward_mma(const Call& call) {
     load_transposed<T, T, DIM>(value, Tile::VALUE_STRIDE, call.value, kv_batch(call, batch), kv_head(call, head), tile,
                                Tile::KEYS, seen.end, call.value_dim);
     __syncthreads();
+    if (own >= call.q_len) continue;
 
     float s[KEY_BLOCKS][4] = {};
     for (int depth = 0; depth < call.head_dim; depth += MMA_DEPTH) {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -35,7 +34,7 @@ class Emulated:
         self.sanitize = sanitize
 
     def launch(self, build: Build, kernel: str, grid: Grid, shared_bytes: int, call: Arguments) -> None:
-        """Run a kernel. Raises what the emulator raises: Unavailable without a compiler or headers."""
+        """Run a kernel. Raises InputError and KernelFault, as the emulator does."""
         library(build, self.sanitize).launch(kernel, grid, BLOCK, shared_bytes, [call], seed=self.seed)
 
     def sizes(self, build: Build) -> Sizes:
@@ -44,17 +43,17 @@ class Emulated:
 
 
 @cache
-def library(build: Build, sanitize: str | None = None) -> Any:
-    """Return the build for the CPU."""
-    flags = ("-O3", *(f"-D{name}={value}" for name, value in build.macros().items()))
-    return cuda_emulator.build(SOURCE, flags, sanitize=sanitize)
+def library(build: Build, sanitize: str | None = None) -> cuda_emulator.Library:
+    """Return the build for the CPU. Raises InputError without a compiler or CUDA's headers."""
+    macros = tuple(f"-D{name}={value}" for name, value in build.macros().items())
+    return cuda_emulator.build(SOURCE, macros if sanitize else ("-O3", *macros), sanitize=sanitize)
 
 
 @cache
 def emulated_sizes(build: Build) -> Sizes:
     """Return the tiles of a build, as the emulator tells them."""
     sizes = torch.zeros(len(Sizes._fields), dtype=torch.int32)
-    library(build).launch("attention_sizes", (1, 1, 1), (1, 1, 1), 0, [ctypes.c_void_p(sizes.data_ptr())])
+    library(build).launch("attention_sizes", (1, 1, 1), (1, 1, 1), 0, [sizes])
     return Sizes(*sizes.tolist())
 
 

@@ -4,12 +4,24 @@
 #include <cuda_fp16.h>
 
 #ifdef CUDA_EMULATOR
-#define DYNAMIC_SHARED(T, name) T* const name = cuda_emulator::dynamic_shared<T>()
+using cuda_emulator::carve;  // as below, with a red zone behind each array
 #else
-#define DYNAMIC_SHARED(T, name)                             \
-  extern __shared__ __align__(16) unsigned char name##_[];  \
-  T* const name = reinterpret_cast<T*>(name##_)
+// Gives out an array of the block's shared memory from `at` on, and moves `at` behind it.
+template <typename T>
+__device__ inline T* carve(unsigned char*& at, size_t count) {
+  T* const array = reinterpret_cast<T*>(at);
+  at += (count * sizeof(T) + 15) / 16 * 16;
+  return array;
+}
 #endif
+
+// The bytes that `carve` takes for an array.
+template <typename T>
+constexpr int bytes_of(int count) {
+  return (count * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+}
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 

@@ -1,0 +1,74 @@
+"""Where the compiler and the headers of CUDA are on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from attnspec.spec.errors import InputError
+
+HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "vector_types.h", "crt/host_defines.h")
+PACKAGES = "nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
+
+
+def compiler() -> str:
+    """Return the path of g++: what the variable CXX names, or g++ on the PATH. Raises InputError where there is none,
+    or one that is no g++ of C++20."""
+    named = os.environ.get("CXX") or "g++"
+    found = shutil.which(named)
+    if found is None:
+        raise InputError(f"no C++ compiler: {named!r} is not on the PATH; install g++ 12 or newer, or name one in CXX")
+    version(found)
+    return found
+
+
+@cache
+def version(path: str) -> str:
+    """Return a compiler's name and version. Raises InputError where it is no g++ of 11 or newer."""
+    ran = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    first = ran.stdout.partition("\n")[0]
+    major = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=False).stdout.partition(".")[0]
+    if "clang" in first or not major.strip().isdigit() or int(major) < 11:
+        raise InputError(f"{path} is {first.strip()!r}: the emulator needs g++ 11 or newer, name it in CXX")
+    return first
+
+
+def include_folders() -> tuple[Path, ...]:
+    """Return the folders of CUDA's headers: the toolkit's at CUDA_HOME or beside nvcc, or those of the PyPI packages of
+    the optional dependency group `cuda`. Raises InputError where they are nowhere, or CUDA_HOME lacks them."""
+    home = os.environ.get("CUDA_HOME")
+    if home:
+        folder = Path(home) / "include"
+        if not _whole(folder):
+            raise InputError(f"CUDA_HOME is {home}, where include/ lacks {_lacking(folder)}: name a CUDA toolkit")
+        return _with_cccl(folder)
+    nvcc = shutil.which("nvcc")
+    beside = (Path(nvcc).resolve().parent.parent / "include",) if nvcc else ()
+    for folder in (*beside, Path("/usr/local/cuda/include"), *_packaged()):
+        if _whole(folder):
+            return _with_cccl(folder)
+    raise InputError(
+        f"no headers of CUDA: set CUDA_HOME to a toolkit, or install {PACKAGES} (pip install 'attnspec[cuda]')"
+    )
+
+
+def _packaged() -> tuple[Path, ...]:
+    spec = importlib.util.find_spec("nvidia")
+    roots = tuple(Path(root) for root in (spec.submodule_search_locations or ())) if spec else ()
+    return tuple(folder for root in roots for folder in sorted(root.glob("*/include"), reverse=True))
+
+
+def _with_cccl(folder: Path) -> tuple[Path, ...]:
+    return (folder, *(x for x in (folder / "cccl",) if x.is_dir()))
+
+
+def _lacking(folder: Path) -> str:
+    return next((name for name in HEADERS if not (folder / name).is_file()), "")
+
+
+def _whole(folder: Path) -> bool:
+    return not _lacking(folder)
