@@ -17,7 +17,7 @@ __device__ inline T* carve(unsigned char*& at, size_t count) {
 
 // The bytes that `carve` takes for an array.
 template <typename T>
-constexpr int bytes_of(int count) {
+__host__ __device__ constexpr int bytes_of(int count) {
   return (count * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 }
 
