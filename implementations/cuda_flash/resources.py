@@ -13,7 +13,7 @@ from typing import Any
 
 from attnspec.implementations.cuda_flash.builds import DIMS, KERNELS, TYPES, Build
 from attnspec.implementations.cuda_flash.compile import ARCHS, Usage, compile_cubin, compiler_version
-from attnspec.implementations.cuda_flash.launcher import emulated_sizes
+from attnspec.implementations.cuda_flash.launcher import library, sizes_of
 
 RECORDED = Path(__file__).parent / "resources.json"
 MOST_SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
@@ -29,7 +29,7 @@ def builds() -> Iterator[Build]:
 def figures(build: Build, arch: str, usage: dict[str, Usage]) -> dict[str, Any]:
     """Return the entry of a build and an architecture: dynamic shared memory in bytes, forward and backward, and what
     ptxas says of each kernel."""
-    sizes = emulated_sizes(build)
+    sizes = sizes_of(library(build))
     return {
         "build": build.name,
         "arch": arch,
