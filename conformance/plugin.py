@@ -5,6 +5,7 @@ It loads in every pytest run of the environment, so it imports neither torch nor
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import time
@@ -177,14 +178,31 @@ class CaseItem(pytest.Item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Pass over a case that the kernel does not declare, where the controller of `attnspec validate` tells its result:
-    there may be a thousand of them."""
+    """Run a case in a worker of `attnspec validate` that has its kernel: nothing is left to set up or to tear down, so
+    that one report says all of it, where pytest makes three. Pass over a case that the kernel does not declare, of
+    which the controller tells: there may be a thousand of them."""
     kernel = item.config.stash.get(kernel_key, None)
     if kernel is None or not isinstance(item, CaseItem) or item.config.getoption("--attn-watch") is None:
         return None
     from attnspec.conformance.covering import lacks
 
-    return True if lacks(item.case, kernel.capabilities) else None
+    if lacks(item.case, kernel.capabilities):
+        return True
+    call = pytest.CallInfo.from_call(
+        lambda: item.ihook.pytest_runtest_call(item=item), "call", reraise=(pytest.exit.Exception, KeyboardInterrupt)
+    )
+    report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End a worker of `attnspec validate` at once when it has said all, without taking the framework apart, which the
+    controller would wait for."""
+    if hasattr(config, "workerinput") and config.getoption("--attn-watch") is not None:
+        atexit._run_exitfuncs()
+        os._exit(0)
 
 
 def rerun_command(config: pytest.Config) -> list[str]:

@@ -220,19 +220,13 @@ class Recorder:
         self.unusable: str | None = None
         self.stopped_early = False
         self.began = time.monotonic()
-        self.started_at: dict[str, float] = {}
-        self.loaded_at: dict[str, float] = {}
+        self.heard_at: dict[Any, float] = {}  # when a worker last ended a case, or had loaded the kernel
         self.said_header = False
-
-    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
-        """Remember when a case began."""
-        self.started_at[nodeid] = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take over what a worker hands in."""
         properties = dict(report.user_properties)
-        if report.when == "setup":
-            self.loaded_at[report.nodeid] = time.monotonic()
+        self.heard_at[getattr(report, "node", None)] = time.monotonic()
         if UNUSABLE in properties:
             self.unusable = self.unusable or str(properties[UNUSABLE])
         if KERNEL in properties and not self.kernel:
@@ -243,9 +237,8 @@ class Recorder:
 
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died in a case: it crashed, or it was ended at the time limit."""
-        loaded_at = self.loaded_at.get(crashitem)
-        seconds = time.monotonic() - (loaded_at or self.started_at.get(crashitem, self.began))
-        if loaded_at is None and not self.kernel:
+        seconds = time.monotonic() - self.heard_at.get(report.node, self.began)  # type: ignore[attr-defined]
+        if not self.kernel:
             limit = loading_limit(self.run.timeout)
             did = f"did not load within {limit} s" if seconds >= limit else "killed its process on import"
             self.unusable = self.unusable or f"target {self.run.target!r} {did}"

@@ -1,5 +1,9 @@
 // One block of a grid: its threads, the order they run in, __syncthreads, and what can go wrong.
 #pragma once
+#include <dlfcn.h>
+#include <signal.h>
+#include <ucontext.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,11 +13,13 @@
 
 namespace __attribute__((visibility("hidden"))) cuda_emulator {
 
-struct Place {  // of a call in the kernel
+struct Place {  // of a call in the kernel, or an offset in this code
   const char* file;
   unsigned line;
+  size_t offset = 0;
   constexpr Place(std::source_location at) : file(at.file_name()), line(at.line()) {}
-  constexpr Place() : file(""), line(0) {}
+  constexpr Place(const char* file = "", unsigned line = 0, size_t offset = 0)
+      : file(file), line(line), offset(offset) {}
 };
 
 constexpr int MAX_GROUPS = 32;
@@ -61,10 +67,12 @@ CUDA_EMULATOR_RUNTIME inline uint64_t draw() {  // xorshift64, Marsaglia 2003
   return r;
 }
 
-// Records the first fault of the block and leaves it.
+// Records the first fault of the block and leaves it. A place with no file is put as an address in this code, which the
+// launch finds the line of.
 CUDA_EMULATOR_RUNTIME [[gnu::format(printf, 2, 3)]] inline void fail(const Place& place, const char* format, ...) {
   if (!block.fault[0]) {
-    int used = snprintf(block.fault, sizeof block.fault, "%s:%u: ", place.file, place.line);
+    int used = place.offset ? snprintf(block.fault, sizeof block.fault, "+0x%zx: ", place.offset)
+                            : snprintf(block.fault, sizeof block.fault, "%s:%u: ", place.file, place.line);
     if (used > 200) used = snprintf(block.fault, sizeof block.fault, "line %u: ", place.line);
     va_list given;
     va_start(given, format);
@@ -76,6 +84,23 @@ CUDA_EMULATOR_RUNTIME [[gnu::format(printf, 2, 3)]] inline void fail(const Place
                t.y, t.z);
   }
   switch_to(&block.main, true);
+}
+
+// A signal that the kernel's own access raised: told as its fault.
+CUDA_EMULATOR_RUNTIME inline void signalled(int number, siginfo_t* info, [[maybe_unused]] void* context) {
+  Dl_info code = {};
+  dladdr((void*)&signalled, &code);
+  size_t at = size_t(code.dli_fbase);
+#if defined(__x86_64__)
+  at = size_t(((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP]);
+#endif
+  const size_t accessed = size_t(info->si_addr);
+  const bool overflow = self->stack && accessed < size_t(self->stack) && accessed + 4096 >= size_t(self->stack);
+  fail({"+", 0, at - size_t(code.dli_fbase)}, "%s",
+       overflow             ? "stack overflow: a thread has 256 KiB here"
+       : number == SIGFPE   ? "arithmetic that the processor refuses, such as a division of integers by 0"
+       : accessed < 65536   ? "an access through a null pointer"
+                            : "an access outside of memory, or misaligned");
 }
 
 CUDA_EMULATOR_RUNTIME inline void make_ready(int index) {

@@ -6,20 +6,26 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnspec.implementations.cuda_emulator.launch import Library
 from attnspec.implementations.cuda_emulator.sanitizers import check_loaded, sanitizer_flags
-from attnspec.implementations.cuda_emulator.toolkit import compiler, include_folders, version
+from attnspec.implementations.cuda_emulator.toolkit import compiler, include_folders, run, version
 from attnspec.implementations.cuda_emulator.translation import entries_of, translated
 from attnspec.spec.errors import InputError
 
 HEADERS = Path(__file__).parent
-STANDARD = ("-std=c++20", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-attributes")
-OPTIMISED = ("-O2",)
+STANDARD = (
+    "-std=c++20",
+    "-fPIC",
+    "-fno-strict-aliasing",
+    "-fstack-clash-protection",  # no frame is large enough to step over the page below a stack
+    "-Wno-unknown-pragmas",
+    "-Wno-attributes",
+)
+OPTIMISED = ("-O2", "-g1")
 ERROR = re.compile(r"^(?P<place>[^\s:][^:\n]*:\d+)(?::\d+)?: (?:fatal )?error: (?P<what>.*)$", re.M)
 
 
@@ -89,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def _run(source: Path, options: Sequence[str]) -> bytes:
-    ran = subprocess.run([compiler(), *options], capture_output=True, check=False)
+    ran = run([compiler(), *options])
     if ran.returncode == 0:
         return ran.stdout
     raise InputError(f"{source} does not compile: {_first_error(source, ran.stderr.decode('utf-8', 'replace'))}")

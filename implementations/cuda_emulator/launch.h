@@ -52,6 +52,28 @@ CUDA_EMULATOR_RUNTIME inline const char* run_block(size_t shared_bytes) {
   return block.fault[0] ? block.fault : nullptr;
 }
 
+// While it lives, signals of a kernel's own accesses are told as its faults.
+struct Signals {
+  static constexpr int NUMBERS[3] = {SIGSEGV, SIGBUS, SIGFPE};
+  struct sigaction before[3];
+  stack_t stack_before;
+  CUDA_EMULATOR_RUNTIME Signals() {
+    static char* stack = new char[STACK_BYTES];
+    stack_t own = {};
+    own.ss_sp = stack;
+    own.ss_size = STACK_BYTES;
+    sigaltstack(&own, &stack_before);
+    struct sigaction action = {};
+    action.sa_sigaction = signalled;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    for (int i = 0; i < 3; ++i) sigaction(NUMBERS[i], &action, &before[i]);
+  }
+  CUDA_EMULATOR_RUNTIME ~Signals() {
+    for (int i = 0; i < 3; ++i) sigaction(NUMBERS[i], &before[i], nullptr);
+    sigaltstack(&stack_before, nullptr);
+  }
+};
+
 // Runs a grid and returns null, or what went wrong, in one line. seed: 0 runs blocks and threads in order; another
 // number permutes both.
 CUDA_EMULATOR_RUNTIME inline const char* run_grid(dim3 grid, dim3 threads, size_t shared_bytes, uint64_t seed) {
@@ -61,6 +83,7 @@ CUDA_EMULATOR_RUNTIME inline const char* run_grid(dim3 grid, dim3 threads, size_
   block.fault[0] = 0;
   block.random = seed * 0x9e3779b97f4a7c15;
   memset((void*)&block.main, 0, sizeof block.main);
+  const Signals signals;
   uint64_t step = 1, at = 0;
   if (seed) {  // any step that shares no divisor with the count visits every block once
     for (step = 1 + draw() % blocks; std::gcd(step, blocks) != 1;) ++step;

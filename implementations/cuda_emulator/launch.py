@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from attnspec.implementations.cuda_emulator.sanitizers import findings
+from attnspec.implementations.cuda_emulator.places import place_of
+from attnspec.implementations.cuda_emulator.sanitizers import findings, watch_undefined
 from attnspec.spec.errors import InputError
 
 MAX_THREADS = 1024  # of a block
@@ -56,6 +57,8 @@ class Library:
         self.sanitize = sanitize
         self._code = ctypes.CDLL(str(path))
         self._lock = threading.Lock()
+        if sanitize is not None:
+            watch_undefined()
 
     def parameters(self, kernel: str) -> tuple[Parameter, ...]:
         """Return the parameters of a kernel. Raises InputError for a name that the file does not define."""
@@ -108,7 +111,15 @@ class Library:
         if told:
             raise KernelFault("; ".join(told))
         if fault:
-            raise KernelFault(f"{kernel}: {fault.decode()}")
+            raise KernelFault(f"{kernel}: {self._placed(fault.decode())}")
+
+    def _placed(self, fault: str) -> str:
+        """Return a fault that begins with an address in the code, `+0x12: `, with its place in the kernel instead."""
+        address, _, what = fault.partition(": ")
+        if not fault.startswith("+0x"):
+            return fault
+        place = place_of(str(self.path), int(address[1:], 16))
+        return f"{place}: {what}" if place else what
 
 
 def _extent(kernel: str, what: str, given: Sequence[int]) -> tuple[int, int, int]:

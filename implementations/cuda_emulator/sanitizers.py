@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
+from functools import cache
 from pathlib import Path
 
-from attnspec.implementations.cuda_emulator.toolkit import compiler
+from attnspec.implementations.cuda_emulator.places import place_of
+from attnspec.implementations.cuda_emulator.toolkit import compiler, output_of
 from attnspec.spec.errors import InputError
 
 SANITIZERS = ("thread", "address")
@@ -28,8 +29,8 @@ HEADLINE = re.compile(
     r"|^(?P<place>\S+?:\d+):\d+: runtime error: (?P<undefined>[^\n]+)",
     re.M,
 )
-FRAME = re.compile(r"^\s+#(?P<depth>\d+) .*?(?P<place>[^\s()]+:\d+)(?: \(|\s*$)", re.M)
-OWN = str(Path(__file__).parent)
+FRAME = re.compile(r"^\s+#(?P<depth>\d+) .*\((?P<module>/[^()]+)\+0x(?P<offset>[0-9a-f]+)\)", re.M)
+ELSEWHERE = re.compile(r"^(?:\s+Location is|0x[0-9a-f]+ is located|\s+Thread T\d+.* created)", re.M)
 read_so_far: dict[Path, int] = {}
 
 
@@ -44,7 +45,9 @@ def sanitizer_flags(sanitize: str | None) -> tuple[str, ...]:
 
 def check_loaded(sanitize: str | None) -> None:
     """Raise InputError unless the sanitizer's runtime is in this process from its start. None needs none."""
-    if sanitizer_flags(sanitize) and sanitize is not None and not hasattr(ctypes.CDLL(None), SYMBOLS[sanitize]):
+    if sanitize is None or sanitize not in SANITIZERS:
+        sanitizer_flags(sanitize)
+    elif not hasattr(ctypes.CDLL(None), SYMBOLS[sanitize]):
         raise InputError(
             f"the runtime of the {sanitize} sanitizer is not in this process: use attnspec validate --sanitize "
             f"{sanitize}, or start Python with attnspec.implementations.cuda_emulator.sanitizers.environment"
@@ -58,7 +61,8 @@ def environment(sanitize: str, log: Path) -> dict[str, str]:
     interpreter itself, no shell script. Raises InputError for an unknown sanitizer, and where g++ has no runtime of it.
     """
     sanitizer_flags(sanitize)
-    common = f"log_path={log}:halt_on_error=0:exitcode=0"
+    stack = "'    #%n %p (%m+%o)'"
+    common = f"log_path={log}:halt_on_error=0:exitcode=0:symbolize=0:stack_trace_format={stack}"
     return {
         LOG: str(log),
         "LD_PRELOAD": ":".join(str(_runtime(name)) for name in LIBRARIES[sanitize]),
@@ -68,24 +72,33 @@ def environment(sanitize: str, log: Path) -> dict[str, str]:
     }
 
 
+@cache
+def watch_undefined() -> None:
+    """Have the runtime for undefined behaviour write to a file of its own: beside that of addresses, whose functions
+    stand in front of its own, it would write to the screen."""
+    if LOG in os.environ and "libubsan" in os.environ.get("LD_PRELOAD", ""):
+        runtime = next(name for name in os.environ["LD_PRELOAD"].split(":") if "libubsan" in name)
+        ctypes.CDLL(runtime).__sanitizer_set_report_path(f"{os.environ[LOG]}.undefined".encode())
+
+
 def findings() -> tuple[str, ...]:
     """Return what the sanitizer has told since the last call, a line each: what it is and where in the kernel."""
-    named = os.environ.get(LOG)
-    if not named:
+    if LOG not in os.environ:
         return ()
-    path = Path(f"{named}.{os.getpid()}")
-    if not path.is_file():
-        return ()
-    start = read_so_far.get(path, 0)
-    text = path.read_bytes()[start:].decode("utf-8", "replace")
-    read_so_far[path] = start + len(text.encode())
-    return tuple(dict.fromkeys(reports(text)))
+    told: list[str] = []
+    for name in ("", ".undefined"):
+        path = Path(f"{os.environ[LOG]}{name}.{os.getpid()}")
+        if path.is_file():
+            written = path.read_bytes()
+            told += reports(written[read_so_far.get(path, 0) :].decode("utf-8", "replace"))
+            read_so_far[path] = len(written)
+    return tuple(dict.fromkeys(told))
 
 
 def reports(text: str) -> list[str]:
     """Return the reports of a log, a line each: the kind of fault and the lines of the kernel that take part."""
     heads = list(HEADLINE.finditer(text))
-    ends = [head.start() for head in heads[1:]] + [len(text)]
+    ends = [*(head.start() for head in heads), len(text)][1:]
     return [_line(head, text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
 
 
@@ -97,21 +110,21 @@ def _line(head: re.Match[str], body: str) -> str:
 
 
 def _places(body: str) -> list[str]:
-    """Return the innermost place in the kernel of each stack of a report, at most two."""
+    """Return the innermost place in the kernel of each stack of a report: of an access, and of what it races with. What
+    follows in a report tells where memory and threads come from."""
     found: list[str] = []
     taken = True
-    for frame in FRAME.finditer(body):
-        if frame["depth"] == "0":
-            taken = False
-        if not taken and not frame["place"].startswith(OWN) and "/" in frame["place"]:
-            found.append(frame["place"])
+    for frame in FRAME.finditer(ELSEWHERE.split(body, maxsplit=1)[0]):
+        taken = taken and frame["depth"] != "0"
+        place = None if taken else place_of(frame["module"], int(frame["offset"], 16))
+        if place is not None:
+            found.append(place)
             taken = True
-    return list(dict.fromkeys(found))[:2]
+    return list(dict.fromkeys(found))
 
 
 def _runtime(name: str) -> Path:
-    told = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout
-    path = Path(told.strip())
+    path = Path(output_of([compiler(), f"-print-file-name={name}"]).strip())
     if not path.is_absolute():
         raise InputError(f"g++ has no {name}: install its sanitizers (libgcc of the same version)")
     return path.resolve()

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,17 @@ from attnspec.spec.errors import InputError
 
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "vector_types.h", "crt/host_defines.h")
 PACKAGES = "nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
+
+
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a tool to its end. A sanitizer that is loaded in front of this process is kept out of the tool's."""
+    variables = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return subprocess.run(command, capture_output=True, check=False, env=variables)
+
+
+def output_of(command: Sequence[str]) -> str:
+    """Return what a tool prints."""
+    return run(command).stdout.decode("utf-8", "replace")
 
 
 def compiler() -> str:
@@ -29,9 +41,8 @@ def compiler() -> str:
 @cache
 def version(path: str) -> str:
     """Return a compiler's name and version. Raises InputError where it is no g++ of 11 or newer."""
-    ran = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    first = ran.stdout.partition("\n")[0]
-    major = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=False).stdout.partition(".")[0]
+    first = output_of([path, "--version"]).partition("\n")[0]
+    major = output_of([path, "-dumpversion"]).partition(".")[0]
     if "clang" in first or not major.strip().isdigit() or int(major) < 11:
         raise InputError(f"{path} is {first.strip()!r}: the emulator needs g++ 11 or newer, name it in CXX")
     return first
