@@ -173,12 +173,18 @@ MUTANTS = (
 )
 
 
-def mutated(mutant: CudaMutant, folder: Path) -> CudaFlash:
-    """Return the backend of a mutant, its sources copied to a folder. Fails where the fault's place is not there once."""
+def written(mutant: CudaMutant, folder: Path) -> Path:
+    """Copy the sources to a folder, change one, and return the path of flash.cu there. Fails where the fault's place is
+    not there once."""
     for path in SOURCE.parent.glob("*.cu*"):
         shutil.copy(path, folder)
     place = folder / mutant.file
     text = place.read_text(encoding="utf-8")
     assert text.count(mutant.old) == 1, f"{mutant.name}: its place stands {text.count(mutant.old)} times"
     place.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-    return CudaFlash(emulated=Emulated(source=folder / SOURCE.name, optimise="-O1"))
+    return folder / SOURCE.name
+
+
+def mutated(mutant: CudaMutant, folder: Path) -> CudaFlash:
+    """Return the backend of a mutant, its sources written to a folder."""
+    return CudaFlash(emulated=Emulated(source=written(mutant, folder), optimise="-O1"))

@@ -1,1 +1,1 @@
-"""FlashAttention in plain CUDA C++: the kernels (`flash.cu` and the headers it includes) and the backend made of them."""
+"""FlashAttention in plain CUDA C++: the kernels, `flash.cu` and the headers it includes, and the backend `cuda_flash`."""

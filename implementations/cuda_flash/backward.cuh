@@ -90,7 +90,6 @@ __device__ void backward_query(const Call& call) {
     }
     __syncwarp();
     accumulate<SLICES, ROWS>(grad_query, grad_scores, Tile::FACTOR_STRIDE, key, Tile::OTHER_STRIDE);
-    __syncwarp();  // read before the next tile's take their place
   }
 
 #pragma unroll
@@ -155,7 +154,6 @@ __device__ void backward_key_value(const Call& call) {
         __syncwarp();
         accumulate<SLICES, KEYS>(grad_value, weights, Tile::FACTOR_STRIDE, grad_output, Tile::OTHER_STRIDE);
         accumulate<SLICES, KEYS>(grad_key, grad_scores, Tile::FACTOR_STRIDE, query, Tile::OTHER_STRIDE);
-        __syncwarp();  // read before the next tile's take their place
       }
     }
   }

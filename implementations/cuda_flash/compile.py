@@ -116,7 +116,9 @@ def cuda_core() -> ModuleType:
         core = importlib.import_module("cuda.core")
         return core if hasattr(core, "Program") else importlib.import_module("cuda.core.experimental")
     except ImportError:
-        raise Unavailable("needs cuda-core, cuda-bindings and nvidia-cuda-nvrtc: pip install 'attnspec[cuda]'") from None
+        raise Unavailable(
+            "needs cuda-core, cuda-bindings and nvidia-cuda-nvrtc: pip install 'attnspec[cuda]'"
+        ) from None
 
 
 def _told(log: str, arch: str, source: Path) -> InputError:

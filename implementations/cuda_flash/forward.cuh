@@ -65,7 +65,6 @@ __device__ void forward(const Call& call) {
     }
     __syncwarp();
     accumulate<SLICES, ROWS>(output, weights, Tile::WEIGHT_STRIDE, value, Tile::KEY_STRIDE);
-    __syncwarp();  // the weights are read before the next tile's take their place
   }
 
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Launch the kernels on a GPU. No GPU has run this module yet: `gpu_check` is what a machine that has one runs first."""
+"""Launch the kernels on a GPU. No GPU has run this module yet: `gpu_check` is what a machine with one runs first."""
 
 from __future__ import annotations
 
