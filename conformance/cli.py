@@ -31,7 +31,9 @@ list_app = typer.Typer(help="List backends, profiles, rules or cases.", no_args_
 app.add_typer(golden_app, name="golden")
 app.add_typer(list_app, name="list")
 
-Target = Annotated[str, typer.Argument(help="A backend's name, package.module:attr or path/to/file.py:attr.")]
+Target = Annotated[
+    str, typer.Argument(help="A backend's name, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel.")
+]
 
 
 def main() -> None:
@@ -110,6 +112,9 @@ def validate(
         typer.Option(help="A file of recorded deviations, or `registered` for those shipped with a backend."),
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")] = False,
+    sanitize: Annotated[
+        str | None, typer.Option(help="Run a CUDA kernel on the CPU under a sanitizer: thread or address.")
+    ] = None,
 ) -> None:
     """Validate a kernel against the spec. Exit 0: conformant, or deviates only as recorded; 1: not conformant; 2:
     could not be judged."""
@@ -138,6 +143,7 @@ def validate(
         _expectations(expectations, target),
         report,
         ("attnspec", *sys.argv[1:]),
+        sanitize,
     )
     with Screen(target, 1 if fail_fast else SHOWN_FAILURES) as screen:
         validation = run_validation(run, screen)

@@ -35,7 +35,10 @@ LONGEST_OUTPUT = 20_000  # characters of what a kernel prints that a report keep
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--attn-backend",
-        {"metavar": "TARGET", "help": "the kernel: a backend, package.module:attr or path/to/file.py:attr"},
+        {
+            "metavar": "TARGET",
+            "help": "the kernel: a backend, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel",
+        },
     ),
     ("--attn-level", {"default": "quick", "metavar": "LEVEL", "help": "quick (default) or full"}),
     ("--attn-profile", {"action": "append", "default": [], "metavar": "P", "help": "only cases of this profile"}),
@@ -53,6 +56,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("--attn-causal-alignment", {"default": None, "metavar": "CORNER", "help": "of a bare callable's is_causal"}),
     ("--attn-device", {"default": None, "metavar": "D", "help": "where the tensors are put"}),
+    ("--attn-sanitize", {"default": None, "metavar": "S", "help": "run a CUDA kernel under a sanitizer"}),
     (
         "--attn-timeout",
         {"default": 120, "type": int, "metavar": "S", "help": "seconds for one case in a worker"},
@@ -66,6 +70,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 kernel_key = pytest.StashKey["Kernel"]()
 misuse_key = pytest.StashKey[str]()
+left_out_key = pytest.StashKey[dict[str, str]]()
 announced_key = pytest.StashKey[bool]()
 expectations_key = pytest.StashKey["Expectations"]()
 
@@ -179,14 +184,12 @@ class CaseItem(pytest.Item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Run a case in a worker of `attnspec validate` that has its kernel: nothing is left to set up or to tear down, so
-    that one report says all of it, where pytest makes three. Pass over a case that the kernel does not declare, of
-    which the controller tells: there may be a thousand of them."""
+    that one report says all of it, where pytest makes three. Pass over a case that the kernel is not asked to
+    run, of which the controller tells: there may be a thousand of them."""
     kernel = item.config.stash.get(kernel_key, None)
     if kernel is None or not isinstance(item, CaseItem) or item.config.getoption("--attn-watch") is None:
         return None
-    from attnspec.conformance.covering import lacks
-
-    if lacks(item.case, kernel.capabilities):
+    if item.case.id in _left_out(item.config, kernel):
         return True
     call = pytest.CallInfo.from_call(
         lambda: item.ihook.pytest_runtest_call(item=item), "call", reraise=(pytest.exit.Exception, KeyboardInterrupt)
@@ -194,6 +197,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     item.ihook.pytest_runtest_logreport(report=report)
     return True
+
+
+def _left_out(config: pytest.Config, kernel: Kernel) -> dict[str, str]:
+    if left_out_key not in config.stash:
+        config.stash[left_out_key] = selection_of(config).left_out(kernel.capabilities)
+    return config.stash[left_out_key]
 
 
 @pytest.hookimpl(trylast=True)
@@ -208,7 +217,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def rerun_command(config: pytest.Config) -> list[str]:
     """Return the command that validates the same target in the same way."""
     command = ["attnspec", "validate", config.getoption("--attn-backend")]
-    for name in ("accuracy", "causal-alignment", "device"):
+    for name in ("accuracy", "causal-alignment", "device", "sanitize"):
         if config.getoption(f"--attn-{name}"):
             command += [f"--{name}", config.getoption(f"--attn-{name}")]
     return command
@@ -226,6 +235,7 @@ def _resolve(config: pytest.Config) -> Kernel:
         config.getoption("--attn-accuracy"),
         config.getoption("--attn-causal-alignment"),
         config.getoption("--attn-device"),
+        config.getoption("--attn-sanitize"),
     )
 
 

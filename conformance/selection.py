@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnspec.conformance.affordable import left_out
 from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import EVERY_CASE, case_named, cases
+from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 from attnspec.spec.profiles import profile
@@ -30,6 +32,10 @@ class Selection:
     def whole(self) -> bool:
         """Whether whole profiles are chosen, so that a verdict may speak of them. Rule: `profile.claims`."""
         return not (self.rules or self.dtypes or self.case_ids) and self.shard == (1, 1)
+
+    def left_out(self, capabilities: Capabilities) -> dict[str, str]:
+        """Return why cases of the selection are not run on a kernel, by their ids (see `affordable`)."""
+        return left_out(self.cases(), capabilities, self.level, bool(self.case_ids))
 
     def cases(self) -> tuple[Case, ...]:
         """Return the cases, in order. Raises InputError for an unknown name, and where no case is left."""

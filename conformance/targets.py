@@ -1,4 +1,5 @@
-"""From what the user wrote to a kernel: a backend's name, `package.module:attr`, or `path/to/file.py:attr`."""
+"""From what the user wrote to a kernel: a backend's name, `package.module:attr`, `path/to/file.py:attr`, or
+`path/to/file.cu:kernel`."""
 
 from __future__ import annotations
 
@@ -14,34 +15,47 @@ import torch
 
 from attnspec.conformance.kernel import Kernel, in_one_line
 from attnspec.conformance.signature import Claims, claims_of
-from attnspec.implementations.registry import backend_names, load_backend
+from attnspec.implementations.registry import backend_names, load_backend, load_cuda_file, sanitized
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.errors import InputError, Unavailable
 
-FORMS = "use a backend's name, package.module:attr or path/to/file.py:attr"
+FORMS = "use a backend's name, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel"
 
 
 def resolve(
-    target: str, accuracy: str | None = None, causal_alignment: str | None = None, device: str | None = None
+    target: str,
+    accuracy: str | None = None,
+    causal_alignment: str | None = None,
+    device: str | None = None,
+    sanitize: str | None = None,
 ) -> Kernel:
     """Return the kernel that a target names, with what the user overrides.
 
     accuracy: the class it is held to; causal_alignment: the dialect; only for bare callables, whose declaration they
-    are. device: by torch's name, by default the first that is declared. Raises InputError, one line, where the kernel
-    cannot be loaded: no such file, module or attribute, not callable, an exception at import; and for a device that
-    cannot be used.
+    are. device: by torch's name, by default the first that is declared. sanitize: `thread` or `address`, for a CUDA
+    file and backends that have it. Raises InputError, one line, where the kernel cannot be loaded: no such file, module
+    or attribute, not callable, an exception at import, a CUDA file that does not compile or fit its description; and
+    for a device that cannot be used.
     """
-    if ":" not in target and target in backend_names():
-        try:
-            found: Any = load_backend(target)
-        except Unavailable as reason:
-            raise InputError(f"backend {target!r} is unavailable: {reason}") from None
-    else:
-        found = load_attribute(target)
+    found = _found(target, sanitize)
     kernel = _kernel(target, found, accuracy, causal_alignment)
     device = device or kernel.capabilities.devices[0]
     check_device(device, kernel)
     return replace(kernel, device=device)
+
+
+def _found(target: str, sanitize: str | None) -> Any:
+    place, _, entry = target.rpartition(":")
+    if place.endswith(".cu"):
+        return load_cuda_file(Path(place), entry, sanitize)
+    if ":" in target or target not in backend_names():
+        found = load_attribute(target)
+    else:
+        try:
+            found = load_backend(target)
+        except Unavailable as reason:
+            raise InputError(f"backend {target!r} is unavailable: {reason}") from None
+    return sanitized(target, found, sanitize) if sanitize else found
 
 
 def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None) -> Kernel:

@@ -20,7 +20,7 @@ import pytest
 
 from attnspec.conformance import SUITE_VERSION
 from attnspec.conformance.catalogue import case_named
-from attnspec.conformance.covering import Pairs, coverage, lacks
+from attnspec.conformance.covering import Pairs, coverage
 from attnspec.conformance.expectations import Expectations, read_expectations
 from attnspec.conformance.failure_screen import failure_screen
 from attnspec.conformance.memory_limit import MemoryLimit
@@ -29,6 +29,7 @@ from attnspec.conformance.plugin import KERNEL, RESULT, ROOM, UNUSABLE, blank_re
 from attnspec.conformance.report import ReportWriter
 from attnspec.conformance.selection import Selection
 from attnspec.conformance.verdict import Verdict, verdict_of
+from attnspec.implementations.registry import sanitizer_environment
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.errors import InputError
@@ -55,7 +56,7 @@ UNUSED = (  # of pytest's own plugins: a run has thousands of short cases, and n
 @dataclass(frozen=True)
 class Run:
     """What the user asked for. target: see `targets`; jobs: worker processes; timeout: seconds a case; memory: GiB a
-    worker, by default its share of what is free."""
+    worker, by default its share of what is free; sanitize: `thread` or `address`, in the workers."""
 
     target: str
     selection: Selection = field(default_factory=Selection)
@@ -69,6 +70,7 @@ class Run:
     expectations: Path | None = None
     report: Path | None = None
     command: tuple[str, ...] = ()
+    sanitize: str | None = None
 
     def workers(self) -> int:
         """Number of worker processes: as asked for, else one a core, at most 4, and no more than there are cases."""
@@ -86,6 +88,7 @@ class Run:
             "accuracy": self.accuracy,
             "causal-alignment": self.causal_alignment,
             "device": self.device,
+            "sanitize": self.sanitize,
             "timeout": self.timeout,
             "seed": s.seed,
             "watch": watch,
@@ -133,8 +136,12 @@ def validate(run: Run, listener: Listener | None = None) -> Validation:
         limit = MemoryLimit(run.workers(), run.memory)
         watch = Path(stack.enter_context(TemporaryDirectory(prefix="attnspec-")))
         recorder = Recorder(run, writer, listener, expected, limit, watch)
+        sanitizer = {}
+        if run.sanitize is not None:
+            log = Path(stack.enter_context(TemporaryDirectory(prefix="attnspec-")), "sanitizer")
+            sanitizer = sanitizer_environment(run.sanitize, log)
         with limit.watch():
-            code = _run_pytest(run, recorder)
+            code = _run_pytest(run, recorder, sanitizer)
         if recorder.unusable:
             raise InputError(recorder.unusable)
         if code == pytest.ExitCode.INTERRUPTED and not recorder.stopped_early:
@@ -157,9 +164,11 @@ def coverage_of(results: list[CaseResult], kernel: dict[str, Any]) -> Pairs:
     return coverage(ran, Capabilities.from_json(kernel["capabilities"])) if kernel else Pairs(0, 0)
 
 
-def _run_pytest(run: Run, recorder: Recorder) -> int:
-    """Run pytest in this process as the controller of its workers, out of reach of the user's own pytest settings."""
-    quiet = {
+def _run_pytest(run: Run, recorder: Recorder, sanitizer: dict[str, str]) -> int:
+    """Run pytest in this process as the controller of its workers, out of reach of the user's own pytest settings.
+    sanitizer: variables that the workers are started with."""
+    quiet: dict[str, str | None] = {
+        **sanitizer,
         "PYTEST_ADDOPTS": None,
         "PYTEST_PLUGINS": None,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -231,13 +240,13 @@ class Recorder:
             self.unusable = self.unusable or str(properties[UNUSABLE])
         if KERNEL in properties and not self.kernel:
             self.kernel = json.loads(str(properties[KERNEL]))
-            self.add_undeclared()
+            self.add_left_out()
         if report.when != "teardown" and RESULT in properties:
             self.add(CaseResult.from_json(json.loads(str(properties[RESULT]))))
 
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died in a case: it crashed, or it was ended at the time limit."""
-        seconds = time.monotonic() - self.heard_at.get(report.node, self.began)  # type: ignore[attr-defined]
+        seconds = time.monotonic() - self.heard_at.get(report.node, self.began)
         if not self.kernel:
             limit = loading_limit(self.run.timeout)
             did = f"did not load within {limit} s" if seconds >= limit else "killed its process on import"
@@ -268,12 +277,12 @@ class Recorder:
         """Note whether the run was stopped on purpose."""
         self.stopped_early = bool(session.shouldstop or session.shouldfail)
 
-    def add_undeclared(self) -> None:
-        """Add the results of all cases that the kernel does not declare, which workers pass over."""
-        capabilities = Capabilities.from_json(self.kernel["capabilities"])
+    def add_left_out(self) -> None:
+        """Add the results of all cases that the kernel is not asked to run, which workers pass over."""
+        reasons = self.run.selection.left_out(Capabilities.from_json(self.kernel["capabilities"]))
         for case in self.run.selection.cases():
-            if reason := lacks(case, capabilities):
-                self.add(blank_result(case, "not_supported").but(reason=reason, declared=False))
+            if case.id in reasons:
+                self.add(blank_result(case, "not_supported").but(reason=reasons[case.id], declared=False))
 
     def add(self, result: CaseResult) -> None:
         """Add one result, unless the case has one: to the report at once."""

@@ -45,6 +45,35 @@ def load_backend(name: str) -> Backend:
     return cast(Backend, found)
 
 
+def load_cuda_file(source: Path, entry: str, sanitize: str | None = None) -> Backend:
+    """Return a kernel of a CUDA file, run on the CPU, as a backend.
+
+    source: a .cu file, with a launch description beside it. sanitize: None, `thread` or `address`. Raises InputError,
+    one line: no compiler or headers, the compiler's first error, a description that does not fit.
+    """
+    from attnspec.implementations.cuda_emulator.cuda_file import CudaFile
+
+    return CudaFile(source, entry, sanitize)
+
+
+def sanitized(name: str, backend: Any, sanitize: str) -> Backend:
+    """Return a backend as compiled with a sanitizer, by its method `sanitized(sanitize)`. Raises InputError where it
+    has none."""
+    build = getattr(backend, "sanitized", None)
+    if not callable(build):
+        raise InputError(
+            f"target {name!r} has no sanitizer: use a CUDA file (my_kernel.cu:kernel), or leave --sanitize out"
+        )
+    return cast(Backend, build(sanitize))
+
+
+def sanitizer_environment(sanitize: str, log: Path) -> dict[str, str]:
+    """Return the variables that a process is started with to run kernels under a sanitizer. Raises InputError."""
+    from attnspec.implementations.cuda_emulator.sanitizers import environment
+
+    return environment(sanitize, log)
+
+
 def status(name: str) -> str:
     """Return "available", or "unavailable: " and the reason in one line. Raises InputError for an unknown name."""
     if name not in backend_names():

@@ -43,6 +43,7 @@ LATER = (  # what no default claims: a backend declares it by name
 )
 ACCURACIES = ("fused", "eager")
 LSE_BASES = ("e", "2")
+COSTS = ("native", "emulated")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Capabilities:
     devices: by PyTorch's names. head_dims: smallest and largest. causal_alignment, lse_base: dialects. accuracy: the
     class of the error budget for float32 and 16-bit dtypes. deterministic: run to run bit-equal. batch_invariant: a
     batch row gives the same bits in any batch. contains_nan: NaN in masked keys and values does not come through.
-    refuses: combinations of features ruled out. Raises InputError for a name that the spec does not know.
+    refuses: combinations of features ruled out. cost: `emulated` where an interpreter or an emulator runs the kernel,
+    which is then given small calls. Raises InputError for a name that the spec does not know.
     """
 
     features: tuple[str, ...] = tuple(name for name in FEATURES if name not in LATER)
@@ -68,6 +70,7 @@ class Capabilities:
     contains_nan: bool = False
     devices: tuple[str, ...] = ("cpu",)
     refuses: tuple[tuple[str, ...], ...] = ()
+    cost: str = "native"
 
     def __post_init__(self) -> None:
         for feature in (*self.features, *(name for names in self.refuses for name in names)):
@@ -84,6 +87,7 @@ class Capabilities:
             ("alibi_form", self.alibi_form, ALIBI_FORMS),
             ("lse_base", self.lse_base, LSE_BASES),
             ("accuracy", self.accuracy, ACCURACIES),
+            ("cost", self.cost, COSTS),
             *(("dtypes", dtype, tuple(FORMATS)) for dtype in self.dtypes),
         ):
             if value not in known:

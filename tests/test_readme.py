@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from cuda_needs import needs_toolkit
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+CUDA = (ROOT / "docs" / "cuda-emulator.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCKS = BLOCK.findall(README)
 SET_UP = re.compile(r"^python3 -m venv .* && \.venv/bin/tox run -e (conformance|tests)$")
 
 
@@ -23,6 +26,12 @@ def commands() -> list[tuple[str, int]]:
     return [(command.strip(), int(comment.split()[-1]) if comment else 0) for command, _, comment in split]
 
 
+def cases() -> list[object]:
+    """Return the commands, those of the CUDA file marked as what needs a compiler."""
+    marks = {True: needs_toolkit, False: ()}
+    return [pytest.param(*pair, marks=marks[".cu:" in pair[0]], id=pair[0]) for pair in commands()]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the kernels that the README speaks of."""
@@ -31,6 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "my_kernel.py").write_text(kernel)
     module, _ = (block for language, block in BLOCKS if language == "py")
     (place / "my_module.py").write_text(module)
+    for language, block in BLOCK.findall(CUDA):
+        if language in ("cuda", "toml"):
+            (place / f"my_kernel.{language.removesuffix('da')}").write_text(block)
     assert ".tril()" in kernel
     (place / "shifted_kernel.py").write_text(kernel.replace(".tril()", ".tril(diagonal=1)"))
     return place
@@ -45,7 +57,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.parametrize(("command", "code"), commands())
+@pytest.mark.parametrize(("command", "code"), cases())
 def test_command_ends_as_the_readme_says(command: str, code: int, folder: Path) -> None:
     done = run(command, folder)
     assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -28,10 +28,15 @@ struct Words {  // what a lane brings to a collective: one value, or the 12 numb
   uint64_t word[6];
 };
 
+struct Meeting {  // of a warp: who came, and what each brought
+  unsigned present;
+  Words words[32];
+};
+
 struct Group {  // the lanes of a warp that meet under one mask
   unsigned mask, arrived, meetings;
   Place place;
-  Words words[2][32];  // by parity: a fast lane brings the next meeting's words while a slow one reads
+  Meeting meeting[2];  // by parity: a fast lane brings the next meeting's words while a slow one reads
   char order[2];
 };
 

@@ -46,7 +46,10 @@ def build(source: Path, flags: Sequence[str] = (), sanitize: str | None = None) 
     entries = entries_of(text)
     if not entries:
         raise InputError(f'{source}: no kernel; define one as extern "C" __global__ void name(...)')
-    code = translated(text)
+    try:
+        code = translated(text)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
     return Library(shared_object(source, code, options), entries, sanitize)
 
 

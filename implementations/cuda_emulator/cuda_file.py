@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from attnspec.implementations.cuda_emulator.build import build
-from attnspec.implementations.cuda_emulator.description import SCALARS, Description, describe
+from attnspec.implementations.cuda_emulator.description import Description, describe
 from attnspec.implementations.cuda_emulator.expressions import Number
 from attnspec.implementations.cuda_emulator.launch import Library
 from attnspec.implementations.torch_eager import check_call, check_sinks, check_slopes
@@ -67,12 +67,20 @@ class CudaFile:
         batch, q_heads, q_len, head_dim = query.shape
         left, right = window_size or (-1, -1)
         names: dict[str, Number] = {
-            **{"batch": batch, "q_heads": q_heads, "kv_heads": key.shape[1], "q_len": q_len, "k_len": key.shape[2]},
-            **{"head_dim": head_dim, "value_dim": value.shape[3], "itemsize": query.element_size()},
-            **{"is_causal": int(is_causal), "softcap": softcap or 0.0, "window_left": left, "window_right": right},
+            "batch": batch,
+            "q_heads": q_heads,
+            "kv_heads": key.shape[1],
+            "q_len": q_len,
+            "k_len": key.shape[2],
+            "head_dim": head_dim,
+            "value_dim": value.shape[3],
+            "itemsize": query.element_size(),
+            "is_causal": int(is_causal),
             "scale": 1 / math.sqrt(head_dim) if scale is None else scale,
+            "softcap": softcap or 0.0,
+            "window_left": left,
+            "window_right": right,
         }
-        assert SCALARS == names.keys()
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         output = torch.full((batch, q_heads, q_len, value.shape[3]), torch.nan, dtype=query.dtype)
         lse = torch.full((batch, q_heads, q_len), torch.nan, dtype=wide)

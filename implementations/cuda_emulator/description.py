@@ -65,15 +65,17 @@ class Description:
 def describe(source: Path, entry: str) -> Description:
     """Return the launch description of a kernel.
 
-    source: the CUDA file; the description is the table `entry` of the file of the same name in .toml. Raises InputError,
-    one line, where there is none, where it breaks its schema, has an expression outside of the grammar, or declares
-    what no argument tells the kernel of.
+    source: the CUDA file; the description is the table `entry` of the file of the same name in .toml. Raises
+    InputError, one line, where there is none, where it breaks its schema, has an expression outside of the grammar, or
+    declares what no argument tells the kernel of.
     """
     path = source.with_suffix(".toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{source} needs a launch description, {path.name} beside it, with a table [{entry}]") from None
+        raise InputError(
+            f"{source} needs a launch description, {path.name} beside it, with a table [{entry}]"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {error}") from None
     if entry not in tables:

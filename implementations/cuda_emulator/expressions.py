@@ -78,7 +78,7 @@ def _names(node: ast.expr, shown: str) -> list[str]:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
             return _names(left, shown) + _names(right, shown)
         case ast.Call(func=ast.Name(id=function), args=args, keywords=[]) if function in FUNCTIONS and args:
-            if function == "ceil" and len(args) == 1 or function != "ceil" and len(args) > 1:
+            if (len(args) == 1) == (function == "ceil"):
                 return [name for argument in args for name in _names(argument, shown)]
     raise InputError(f"{shown!r}: {ast.unparse(node)!r} is not allowed; use {GRAMMAR}")
 

@@ -109,9 +109,9 @@ class Library:
             )
             told = findings() if self.sanitize else ()
         if told:
-            raise KernelFault("; ".join(told))
+            raise KernelFault(_shown("; ".join(told)))
         if fault:
-            raise KernelFault(f"{kernel}: {self._placed(fault.decode())}")
+            raise KernelFault(_shown(f"{kernel}: {self._placed(fault.decode())}"))
 
     def _placed(self, fault: str) -> str:
         """Return a fault that begins with an address in the code, `+0x12: `, with its place in the kernel instead."""
@@ -120,6 +120,11 @@ class Library:
             return fault
         place = place_of(str(self.path), int(address[1:], 16))
         return f"{place}: {what}" if place else what
+
+
+def _shown(fault: str) -> str:
+    """Return a fault with the paths of files below the working folder as the user writes them."""
+    return fault.replace(f"{Path.cwd()}/", "")
 
 
 def _extent(kernel: str, what: str, given: Sequence[int]) -> tuple[int, int, int]:

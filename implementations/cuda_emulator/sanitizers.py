@@ -30,6 +30,7 @@ HEADLINE = re.compile(
     re.M,
 )
 FRAME = re.compile(r"^\s+#(?P<depth>\d+) .*\((?P<module>/[^()]+)\+0x(?P<offset>[0-9a-f]+)\)", re.M)
+OF_SHARED = "access outside of an array of shared memory (use-after-poison)"  # nothing else is poisoned here
 ELSEWHERE = re.compile(r"^(?:\s+Location is|0x[0-9a-f]+ is located|\s+Thread T\d+.* created)", re.M)
 read_so_far: dict[Path, int] = {}
 
@@ -106,6 +107,7 @@ def _line(head: re.Match[str], body: str) -> str:
     if head["undefined"]:
         return f"{head['undefined']} at {head['place']}"
     kind = (head["thread"] or head["address"]).strip()
+    kind = OF_SHARED if kind == "use-after-poison" else kind
     return f"{kind} at {' and '.join(_places(body)) or 'an unknown place'}"
 
 

@@ -15,6 +15,7 @@ GLOBAL = re.compile(r"\b__global__\b")
 ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)|alignas\s*\((?:[^()]|\([^()]*\))*\)")
 DYNAMIC = re.compile(r"(?:extern\s+__shared__|__shared__\s+extern)\s+(?P<type>[^;]*?)\b(?P<name>\w+)\s*\[\s*\]\s*;")
 STATIC = re.compile(r"(?:\bstatic\s+)?\b__shared__\s+(?P<declared>[^;{}]*?);", re.S)
+LEFT = re.compile(r"\b__shared__[^;]*;?", re.S)
 DECLARATOR = re.compile(r"(?P<type>.*?)\b(?P<name>\w+)\s*(?P<extents>(?:\[[^\]]*\]\s*)*)$", re.S)
 OPENING, CLOSING = "([{<", ")]}>"
 
@@ -32,6 +33,8 @@ def translated(text: str) -> str:
     entries = entries_of(text)
     text = DYNAMIC.sub(_dynamic, text)
     text = STATIC.sub(_static, text)
+    if left := LEFT.search(text):
+        raise _unread(left[0])
     text = GLOBAL.sub("", text)
     return "\n".join([text, *(_launcher(name) for name in entries), ""])
 
@@ -62,17 +65,20 @@ def _static(found: re.Match[str]) -> str:
     first, *others = _split(ATTRIBUTE.sub(" ", declared))
     head = DECLARATOR.match(first.strip())
     if head is None or "=" in declared:
-        raise InputError(
-            f"cannot read the declaration {' '.join(found[0].split())[:100]!r}: write one array, without a value"
-        )
+        raise _unread(found[0])
     parts = [(head["name"], head["extents"])]
     for other in others:
         more = DECLARATOR.match(other.strip())
         if more is None or more["type"].strip():
-            raise InputError(f"cannot read the declaration {' '.join(found[0].split())[:100]!r}: declare one at a time")
+            raise _unread(found[0])
         parts.append((more["name"], more["extents"]))
     element = " ".join(head["type"].split())
     return _on_as_many_lines(" ".join(_reference(attributes, element, *part) for part in parts), found[0])
+
+
+def _unread(declaration: str) -> InputError:
+    shown = " ".join(declaration.split())[:100]
+    return InputError(f"cannot read the declaration {shown!r}: declare arrays by __shared__ T name[n]; without a value")
 
 
 def _attributes(declared: str) -> list[str]:

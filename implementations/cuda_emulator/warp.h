@@ -11,6 +11,7 @@ CUDA_EMULATOR_RUNTIME inline void open_group(Warp& warp, Group& group) {
   if (!group.arrived || (group.arrived & warp.alive) != (group.mask & warp.alive)) return;
   const int base = int(&warp - block.warp) * 32;
   const unsigned here = group.arrived;
+  group.meeting[group.meetings & 1].present = here;
   ++group.meetings;
   group.arrived = 0;
   for (int lane = 0; lane < 32; ++lane)
@@ -27,9 +28,9 @@ CUDA_EMULATOR_RUNTIME inline Group& group_of(Warp& warp, unsigned mask, const Pl
   return group;
 }
 
-// Meets the lanes of `mask` and returns the words each brought, all bits set for a lane that is not there. They hold
+// Meets the lanes of `mask` and returns what each brought, all bits set for a lane that is not there. It holds
 // until the lane's next meeting under the mask. orders: as __syncwarp orders memory.
-CUDA_EMULATOR_RUNTIME inline const Words* meet(const char* what, unsigned mask, const Words& mine, const Place& place,
+CUDA_EMULATOR_RUNTIME inline const Meeting& meet(const char* what, unsigned mask, const Words& mine, const Place& place,
                                                bool orders = false) {
   Fiber* fiber = self;
   Warp& warp = block.warp[fiber->warp];
@@ -38,25 +39,27 @@ CUDA_EMULATOR_RUNTIME inline const Words* meet(const char* what, unsigned mask, 
   const unsigned parity = group.meetings & 1;
   if (!group.arrived) {
     group.place = place;
-    for (Words& words : group.words[parity])
+    for (Words& words : group.meeting[parity].words)
       for (uint64_t& word : words.word) word = ~uint64_t(0);
   } else if (group.place.line != place.line || strcmp(group.place.file, place.file)) {
     fail(place, "divergent %s: lanes of the same mask 0x%08x wait at line %u", what, mask,
          group.place.line);
   }
-  for (int i = 0; i < 6; ++i) group.words[parity][fiber->lane].word[i] = mine.word[i];
+  for (int i = 0; i < 6; ++i) group.meeting[parity].words[fiber->lane].word[i] = mine.word[i];
   group.arrived |= 1u << fiber->lane;
   if (orders) { CUDA_EMULATOR_TSAN(__tsan_release(&group.order[parity]);) }
   fiber->wait = Wait::warp;
   open_group(warp, group);
   run_next(place);
   if (orders) { CUDA_EMULATOR_TSAN(__tsan_acquire(&group.order[parity]);) }
-  return group.words[parity];
+  return group.meeting[parity];
 }
 
-CUDA_EMULATOR_RUNTIME inline uint64_t word_of(const Words* words, int lane, int index = 0) {
-  return words[lane].word[index];
+CUDA_EMULATOR_RUNTIME inline uint64_t word_of(const Meeting& meeting, int lane, int index = 0) {
+  return meeting.words[lane].word[index];
 }
+
+CUDA_EMULATOR_RUNTIME inline bool came(const Meeting& meeting, int lane) { return meeting.present >> lane & 1; }
 
 template <class T>
 uint64_t bits_of(T value) {
@@ -79,18 +82,17 @@ T shuffle(const char* what, unsigned mask, T value, int from, const Place& place
 }
 
 inline unsigned ballot(const char* what, unsigned mask, bool vote, const Place& place) {
-  const Words* words = meet(what, mask, Words{{vote}}, place);
+  const Meeting& meeting = meet(what, mask, Words{{vote}}, place);
   unsigned votes = 0;
-  for (int lane = 0; lane < 32; ++lane) votes |= unsigned((mask >> lane & 1) && word_of(words, lane) == 1) << lane;
+  for (int lane = 0; lane < 32; ++lane) votes |= unsigned(word_of(meeting, lane) == 1) << lane;
   return votes;
 }
 
 template <class T, class Combine>
 T reduce(const char* what, unsigned mask, T value, Combine combine, const Place& place) {
-  const Words* words = meet(what, mask, Words{{bits_of(value)}}, place);
-  const unsigned there = mask & block.warp[self->warp].alive & ~(1u << self->lane);
+  const Meeting& meeting = meet(what, mask, Words{{bits_of(value)}}, place);
   for (int lane = 0; lane < 32; ++lane)
-    if (there >> lane & 1) value = combine(value, value_of<T>(word_of(words, lane)));
+    if (lane != self->lane && came(meeting, lane)) value = combine(value, value_of<T>(word_of(meeting, lane)));
   return value;
 }
 
@@ -108,14 +110,14 @@ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
     for (int half = 0; half < 2; ++half) pair[half] = float(value_of<T>(packed >> 16 * half & 0xffff));
     memcpy(&mine.word[i], pair, 8);
   }
-  const Words* words = meet("mma.sync", ~0u, mine, place);
+  const Meeting& meeting = meet("mma.sync", ~0u, mine, place);
   const int g = self->lane / 4, t = self->lane % 4;
   float left[2][16], right[2][16];  // rows g, g + 8 of A; columns 2t, 2t + 1 of B
   for (int k = 0; k < 16; k += 2) {
     const int register_half = k / 8, holder = k % 8 / 2;
     for (int i = 0; i < 2; ++i) {
-      const uint64_t of_a = word_of(words, g * 4 + holder, register_half * 2 + i);
-      const uint64_t of_b = word_of(words, (2 * t + i) * 4 + holder, 4 + register_half);
+      const uint64_t of_a = word_of(meeting, g * 4 + holder, register_half * 2 + i);
+      const uint64_t of_b = word_of(meeting, (2 * t + i) * 4 + holder, 4 + register_half);
       memcpy(&left[i][k], &of_a, 8);
       memcpy(&right[i][k], &of_b, 8);
     }

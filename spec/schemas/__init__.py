@@ -1,4 +1,4 @@
-"""The JSON Schemas (draft 2020-12) of everything that attnspec reads or writes as JSON."""
+"""The JSON Schemas (draft 2020-12) of everything that attnspec reads or writes as JSON or TOML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from attnspec.spec.errors import InputError
 
-NAMES = ("case", "form-case", "golden-manifest", "capabilities", "report", "expectations")
+NAMES = ("case", "form-case", "golden-manifest", "capabilities", "report", "expectations", "cuda-launch")
 
 
 @cache

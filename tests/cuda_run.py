@@ -1,7 +1,7 @@
 """Run the clean kernel and the faulty ones in this process, and print what each run told, as JSON.
 
-usage: run.py FOLDER BUILD RUNS NAME...; FOLDER: where the kernels are written, and compiled to. BUILD: plain, thread
-or address. RUNS: how often the clean kernel runs, with another seed each time. NAME: of `faults.FAULTS`.
+usage: cuda_run.py FOLDER BUILD RUNS NAME...; FOLDER: where the kernels are written, and compiled to. BUILD: plain,
+thread or address. RUNS: how often the clean kernel runs, with another seed each time. NAME: of `cuda_faults.FAULTS`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 
 import torch
+from cuda_faults import CLEAN, FAULTS, SHARED_BYTES, WRONG
 
 from attnspec.implementations.cuda_emulator import KernelFault, Library, build
 from attnspec.implementations.cuda_emulator.sanitizers import environment
-
-sys.path.insert(0, str(Path(__file__).parent))
-from faults import CLEAN, FAULTS, SHARED_BYTES, WRONG
 
 Q_LEN, K_LENS, DIM = 10, (70, 20), 32
 STARTED = "ATTNSPEC_TESTS_SANITIZED"

@@ -1,11 +1,11 @@
-"""Faults of CUDA kernels, each a change of `clean.cu`, and who must find it."""
+"""Faults of CUDA kernels, each a change of `cuda/clean.cu`, and who must find it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-CLEAN = Path(__file__).with_name("clean.cu")
+CLEAN = Path(__file__).parent / "cuda" / "clean.cu"
 SHARED_BYTES = (32 * 36 + 32 * 32) * 4
 
 
