@@ -1,1 +1,1 @@
-"""FlashAttention in plain CUDA C++: the kernels, `flash.cu` and the headers it includes, and the backend `cuda_flash`."""
+"""FlashAttention in plain CUDA C++: the kernels (`flash.cu` and the headers that it includes) and their backend."""

@@ -42,7 +42,8 @@ class CudaFlash:
             head_dims=(1, DIMS[-1]),
             causal_alignment=causal_alignment,
             batch_invariant=True,
-            devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
+            devices=("cuda", "cpu") if torch.cuda.is_available() else ("cpu",),
+            cost="native" if torch.cuda.is_available() else "emulated",
         )
 
     def hardware(self, device: str) -> str:

@@ -12,6 +12,7 @@ TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_
 DIMS = (32, 64, 128, 256)
 THREADS = 128
 WARPS = 4
+Grid = tuple[int, int, int]
 KERNELS = (
     "attention_forward",
     "attention_merge",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnspec.implementations.cuda_flash.arguments import Arguments
-from attnspec.implementations.cuda_flash.builds import THREADS, Build, Sizes
+from attnspec.implementations.cuda_flash.builds import SOURCE, THREADS, Build, Grid, Sizes
 from attnspec.implementations.cuda_flash.compile import compile_cubin, cuda_core
 from attnspec.spec.errors import Unavailable
 
@@ -17,40 +19,46 @@ FREE_BYTES = 48 << 10  # of dynamic shared memory; a kernel that takes more says
 
 
 class OnGpu:
-    """Queues kernels on the current stream of one GPU, compiled for it on first use. Raises Unavailable as
-    `compile_cubin` does, and where the driver refuses a launch."""
+    """Queues kernels on the current stream of one GPU, compiled for it on first use.
 
-    def __init__(self, index: int) -> None:
+    source: a file in place of flash.cu. Raises InputError and Unavailable as `compile_cubin` does, and Unavailable
+    where the driver refuses.
+    """
+
+    def __init__(self, index: int, source: Path = SOURCE) -> None:
         self.index = index
-        self._loaded = cache(self._load)
-        self._kernel = cache(self._get)
+        self.source = source
+        self._code = cache(self._compiled)
+        self._function = cache(self._loaded)
         self.sizes = cache(self._sizes)
 
-    def launch(self, build: Build, kernel: str, grid: tuple[int, int, int], shared_bytes: int, call: Arguments) -> None:
-        """Queue a kernel; the tensors of `call` are those of the caller, who keeps them on this stream."""
-        self._launch(build, kernel, grid, shared_bytes, call)
+    def launch(self, build: Build, kernel: str, grid: Grid, shared_bytes: int, call: Arguments) -> None:
+        """Queue a kernel; its tensors stay those of the caller, used on the current stream."""
+        self.queue(build, kernel, grid, (THREADS, 1, 1), shared_bytes, [call])
 
-    def _launch(
-        self, build: Build, kernel: str, grid: tuple[int, int, int], shared_bytes: int, argument: ctypes._CDataType
+    def queue(
+        self, build: Build, kernel: str, grid: Grid, block: Grid, shared_bytes: int, arguments: Sequence[Any]
     ) -> None:
+        """Queue a kernel of any arguments: tensors, and ctypes values."""
         from cuda.bindings import driver
 
+        values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
+        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.index):
             cuda_core().Device(self.index).set_current()  # torch's backward pass runs in a thread of its own
-            handle = self._kernel(build, kernel, shared_bytes)
-            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))  # type: ignore[arg-type]
+            function = self._function(build, kernel, shared_bytes)
             stream = torch.cuda.current_stream().cuda_stream
-            block = (THREADS, 1, 1)
-            _check(driver.cuLaunchKernel(handle, *grid, *block, shared_bytes, stream, ctypes.addressof(pointers), 0))
+            at = ctypes.addressof(addresses)
+            _check(driver.cuLaunchKernel(function, *grid, *block, shared_bytes, stream, at, 0))
 
-    def _load(self, build: Build) -> Any:
+    def _compiled(self, build: Build) -> Any:
         major, minor = torch.cuda.get_device_capability(self.index)
-        return compile_cubin(build, f"sm_{major}{minor}").code
+        return compile_cubin(build, f"sm_{major}{minor}", self.source).code
 
-    def _get(self, build: Build, kernel: str, shared_bytes: int) -> Any:
+    def _loaded(self, build: Build, kernel: str, shared_bytes: int) -> Any:
         from cuda.bindings import driver
 
-        handle = driver.CUkernel(int(self._loaded(build).get_kernel(kernel).handle))
+        handle = driver.CUkernel(int(self._code(build).get_kernel(kernel).handle))
         (function,) = _check(driver.cuKernelGetFunction(handle))
         if shared_bytes > FREE_BYTES:
             most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -59,7 +67,7 @@ class OnGpu:
 
     def _sizes(self, build: Build) -> Sizes:
         sizes = torch.zeros(len(Sizes._fields), dtype=torch.int32, device=f"cuda:{self.index}")
-        self._launch(build, "attention_sizes", (1, 1, 1), 0, ctypes.c_void_p(sizes.data_ptr()))
+        self.queue(build, "attention_sizes", (1, 1, 1), (1, 1, 1), 0, [sizes])
         return Sizes(*sizes.tolist())
 
 

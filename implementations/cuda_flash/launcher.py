@@ -10,9 +10,8 @@ import torch
 
 from attnspec.implementations import cuda_emulator
 from attnspec.implementations.cuda_flash.arguments import Arguments
-from attnspec.implementations.cuda_flash.builds import SOURCE, THREADS, Build, Sizes
+from attnspec.implementations.cuda_flash.builds import SOURCE, THREADS, Build, Grid, Sizes
 
-Grid = tuple[int, int, int]
 BLOCK: Grid = (THREADS, 1, 1)
 
 

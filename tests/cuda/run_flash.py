@@ -15,6 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `cuda_mutants` is, here as under pytest
 
+from cuda_mutants import CudaMutant, written
+
 from attnspec.golden.inputs import make_call
 from attnspec.implementations.cuda_emulator import KernelFault
 from attnspec.implementations.cuda_emulator.sanitizers import environment
@@ -22,7 +24,6 @@ from attnspec.implementations.cuda_flash.backend import CudaFlash
 from attnspec.implementations.cuda_flash.builds import SOURCE
 from attnspec.implementations.cuda_flash.launcher import Emulated
 from attnspec.spec.problem import Problem
-from cuda_mutants import CudaMutant, written
 
 STARTED = "ATTNSPEC_TESTS_SANITIZED"
 CALLS = (
