@@ -39,7 +39,9 @@ PROBLEMS = (
     "q=4/k=0/d=8",
     "q=0/k=4/d=8",
 )
-DIFFERENTIABLE = tuple(text for text in PROBLEMS if not any(word in text for word in ("=0/", "lower_right", "sentinel")))
+DIFFERENTIABLE = tuple(
+    text for text in PROBLEMS if not any(word in text for word in ("=0/", "lower_right", "sentinel"))
+)
 
 
 def backend_of(problem: Problem) -> CudaFlash:
