@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -40,8 +41,7 @@ class OnGpu:
         self, build: Build, kernel: str, grid: Grid, block: Grid, shared_bytes: int, arguments: Sequence[Any]
     ) -> None:
         """Queue a kernel of any arguments: tensors, and ctypes values."""
-        from cuda.bindings import driver
-
+        driver = importlib.import_module("cuda.bindings.driver")
         values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self.index):
@@ -56,8 +56,7 @@ class OnGpu:
         return compile_cubin(build, f"sm_{major}{minor}", self.source).code
 
     def _loaded(self, build: Build, kernel: str, shared_bytes: int) -> Any:
-        from cuda.bindings import driver
-
+        driver = importlib.import_module("cuda.bindings.driver")
         handle = driver.CUkernel(int(self._code(build).get_kernel(kernel).handle))
         (function,) = _check(driver.cuKernelGetFunction(handle))
         if shared_bytes > FREE_BYTES:

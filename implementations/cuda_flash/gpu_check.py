@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -172,15 +172,15 @@ def timings() -> Iterator[Row]:
     for dtype in TYPES:
         for batch, heads, length, dim in TIMED:
             given = inputs((batch, heads, heads, length, length, dim), dtype, "cuda")
-            own, torchs = (milliseconds(attention, given) for attention in (CudaFlash(), scaled_dot_product_attention))
+            own, of_torch = milliseconds(CudaFlash(), given), milliseconds(scaled_dot_product_attention, given)
             words = [
                 f"{name} {a:.3g} ms, SDPA {b:.3g} ms, ratio {a / b:.3g}"
-                for name, a, b in zip(("forward", "both passes"), own, torchs, strict=True)
+                for name, a, b in zip(("forward", "both passes"), own, of_torch, strict=True)
             ]
             yield Row(f"time, {dtype}, {(batch, heads, length, dim)} causal", "; ".join(words), True)
 
 
-def milliseconds(attention: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> tuple[float, float]:
+def milliseconds(attention: Callable[..., Any], given: list[torch.Tensor]) -> tuple[float, float]:
     """Return the median time of a forward pass, and of a forward and a backward pass."""
 
     def forward() -> None:
@@ -196,9 +196,9 @@ def milliseconds(attention: Callable[..., torch.Tensor], given: list[torch.Tenso
 def median(run: Callable[[], None]) -> float:
     """Return the median of ROUNDS times in milliseconds, after one round that compiles and warms up."""
     run()
-    times = []
+    times: list[float] = []
     for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         run()
         end.record()

@@ -78,7 +78,7 @@ class Flash(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor, grad_lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key, value and an additive mask, each in its argument's dtype."""
         query, key, value, attn_mask, key_lengths, output, row_max, row_sum = ctx.saved_tensors
