@@ -15,8 +15,6 @@ from cuda.run_flash import CALLS, FAULTS, OF_THREADS
 RUNNER = Path(__file__).parent / "cuda" / "run_flash.py"
 FAULTS_OF = {"thread": OF_THREADS, "address": tuple(name for name in FAULTS if name not in OF_THREADS)}
 KINDS = {
-    "one-row-past-the-end-is-read": "heap-buffer-overflow",
-    "one-row-past-the-end-is-written": "heap-buffer-overflow",
     "one-key-too-many-in-the-tile": "use-after-poison",
 }
 

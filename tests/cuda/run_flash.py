@@ -40,12 +40,6 @@ FAULTS = {
     "no-barrier-after-the-load": CudaMutant("", "forward.cuh", OF_A_TILE, "    if (own", ()),
     "no-syncwarp-after-the-weights": CudaMutant("", "forward.cuh", "    __syncwarp();\n", "", ()),
     "no-barrier-in-the-backward-pass": CudaMutant("", "backward.cuh", OF_A_TILE, "    if (own", ()),
-    "one-row-past-the-end-is-read": CudaMutant(
-        "", "forward.cuh", "BLOCK_ROWS, call.q_len,", "BLOCK_ROWS, call.q_len + 1,", ()
-    ),
-    "one-row-past-the-end-is-written": CudaMutant(
-        "", "forward.cuh", "own + r >= call.q_len", "own + r > call.q_len", ()
-    ),
     "one-key-too-many-in-the-tile": CudaMutant("", "forward.cuh", VALUES, VALUES + " + 1", ()),
 }
 OF_THREADS = tuple(name for name in FAULTS if name.startswith("no-"))
