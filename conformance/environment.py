@@ -31,10 +31,13 @@ def described(kernel: Kernel) -> dict[str, Any]:
 
 
 def hardware(kernel: Kernel) -> str:
-    """Return what computed: a backend's own word for it (`hardware`), else the GPU's name, else the device's kind."""
+    """Return what computed: a backend's own word for it (`hardware`, a text or a function of the device),
+    else the GPU's name, else the device's kind."""
     import torch
 
     own = getattr(kernel.run, "hardware", None)
+    if callable(own):
+        own = own(kernel.device)
     if isinstance(own, str):
         return own[:LONGEST_NAME]
     if kernel.device.startswith("cuda"):

@@ -29,7 +29,10 @@ def commands() -> list[tuple[str, int]]:
 def cases() -> list[object]:
     """Return the commands, those of the CUDA file marked as what needs a compiler."""
     marks = {True: needs_toolkit, False: ()}
-    return [pytest.param(*pair, marks=marks[".cu:" in pair[0]], id=pair[0]) for pair in commands()]
+    return [
+        pytest.param(*pair, marks=marks[".cu:" in pair[0] or "cuda_flash" in pair[0]], id=pair[0])
+        for pair in commands()
+    ]
 
 
 @pytest.fixture(scope="module")
