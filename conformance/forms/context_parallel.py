@@ -65,7 +65,8 @@ def _run(target: Target, golden: FormGolden, arriving: Deal) -> Tensors:
 
 def held(inputs: Tensors, name: str) -> list[torch.Tensor]:
     """Return the positions of queries or keys that each rank holds. name: `query` or `key`."""
-    return list(inputs[f"{name}_positions"].long().split(inputs[f"{name}_counts"].tolist()))
+    ends = inputs[f"{name}_counts"].cumsum(0).tolist()
+    return list(inputs[f"{name}_positions"].long().tensor_split(ends[:-1]))
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
