@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import Process, clean_environment
 from cuda.run_flash import CALLS, FAULTS, OF_THREADS
 
 RUNNER = Path(__file__).parent / "cuda" / "run_flash.py"
@@ -50,3 +51,12 @@ def test_a_missing_barrier_is_a_race(told, name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_an_overflow_is_found(told, name: str) -> None:
     assert KINDS[name] in told("address")["faults"][name]
+
+
+def test_the_suite_runs_them_under_a_sanitizer(attnspec: Callable[..., Process], tmp_path: Path) -> None:
+    case = "gradients_match_golden/gradients-plain-float32"
+    done = attnspec("validate", "cuda_flash", "--sanitize=address", "--jobs=1", "--case", case, "--report=report.jsonl")
+    assert done.returncode == 0, done.stderr
+    header, result, _ = (json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines())
+    assert header["hardware"] == "CUDA emulated on cpu, address sanitizer"
+    assert result["outcome"] == "pass"

@@ -56,7 +56,7 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "prefix_lm": ("prefix_lm", "fused"),
     "prefix_lm_by_row": ("prefix_lm", "fused"),
     "latent_eager": ("latent", "eager"),
-    "context_parallel_ring": ("context_parallel", "fused"),
+    "context_parallel": ("context_parallel", "fused"),
     "context_parallel_gather": ("context_parallel", "fused"),
 }
 EXACT = ("relative_bucket", "relative_bias", "document_mask", "prefix_lm")  # nothing is rounded

@@ -45,6 +45,8 @@ def same(a: Any, b: Any) -> bool:
     """Whether two arguments are one value."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 
 

@@ -48,7 +48,15 @@ class CudaFlash:
 
     def hardware(self, device: str) -> str:
         """Return what computes on a device: "CUDA emulated on cpu", or the GPU's name."""
-        return torch.cuda.get_device_name(device) if device.startswith("cuda") else "CUDA emulated on cpu"
+        if device.startswith("cuda"):
+            return torch.cuda.get_device_name(device)
+        kind = self.emulated.sanitize
+        return "CUDA emulated on cpu" + (f", {kind} sanitizer" if kind else "")
+
+    def sanitized(self, sanitize: str) -> CudaFlash:
+        """Return the same kernels, emulated in a build with a sanitizer, `thread` or `address`."""
+        emulated = Emulated(self.emulated.seed, sanitize, self.emulated.source, self.emulated.optimise)
+        return CudaFlash(self.name, self.capabilities.causal_alignment, emulated, self.splits)
 
     def __call__(
         self,

@@ -7,7 +7,7 @@ MERGED, POSITIONS, ORDER, BACK, COVER = (
     f"context-parallel.{name}" for name in ("merge", "positions", "order", "backward", "cover")
 )
 GAP = "flash.merge-gap"
-RING, GATHER = "forms/context_parallel_ring", "forms/context_parallel_gather"
+RING, GATHER = "forms/context_parallel", "forms/context_parallel_gather"
 
 SHARES = "old, new = torch.exp(lse - reach), torch.exp(part_lse - reach)"
 SEES = "visible = visible & (columns <= rows[:, None] + corner)"
