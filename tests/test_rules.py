@@ -99,7 +99,7 @@ def test_every_rule_that_is_mentioned_exists() -> None:
         f"{path.relative_to(ROOT)}: {rule_id}"
         for path in sorted(paths)
         for rule_id in MENTION.findall(path.read_text(encoding="utf-8"))
-        if rule_id not in known
+        if rule_id not in known and not rule_id.endswith((".cu", ".cuh"))  # files
     ]
     assert dangling == []
 
