@@ -54,7 +54,7 @@ def test_an_overflow_is_found(told, name: str) -> None:
 
 
 def test_the_suite_runs_them_under_a_sanitizer(attnspec: Callable[..., Process], tmp_path: Path) -> None:
-    case = "gradients_match_golden/gradients-plain-float32"
+    case = "gradients_match_golden/gradients-grouped-float32"
     done = attnspec("validate", "cuda_flash", "--sanitize=address", "--jobs=1", "--case", case, "--report=report.jsonl")
     assert done.returncode == 0, done.stderr
     header, result, _ = (json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines())
