@@ -181,3 +181,31 @@ def test_everything_else_is_refused(text: str) -> None:
 def test_a_value_that_is_no_count_is_told(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse(text, SIZES).whole({"q_len": 10})
+
+
+@needs_toolkit
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"q_heads", "batch"]', '"q_heads", "1/0"]', "my_kernel.toml: [attention]: grid: '1/0': division by zero"),
+        ('"q_heads", "batch"]', '"q_heads", "q_len/4"]', "grid: 'q_len/4' is 1.25: use a whole number, by // or ceil"),
+        ('"q_heads", "batch"]', '"q_heads", "1e400*1"]', "grid: cannot convert float infinity to integer"),
+        ('"q_heads", "batch"]', '"q_heads", -1]', "my_kernel.toml: [attention]: grid"),
+        (
+            "block = [128]",
+            "block = [5000]",
+            "[attention]: block is [5000]: use 1 to 1024 threads in all",
+        ),
+        ('"2 * 32 * head_dim * itemsize"', "10000000000000", "shared is 10000000000000 bytes: use 0 to 232448"),
+    ],
+)
+def test_numbers_that_no_launch_has_are_one_line(
+    folder: Path, attnspec: Attnspec, old: str, new: str, message: str
+) -> None:
+    path = folder / "my_kernel.toml"
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+    done = attnspec("validate", "my_kernel.cu:attention", "--case", CASE, "--jobs=1")
+    assert done.returncode == 2, done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -11,11 +11,12 @@ import torch
 from attnspec.implementations.cuda_emulator.build import build
 from attnspec.implementations.cuda_emulator.description import Description, describe
 from attnspec.implementations.cuda_emulator.expressions import Number
-from attnspec.implementations.cuda_emulator.launch import Library
+from attnspec.implementations.cuda_emulator.launch import MAX_SHARED, MAX_THREADS, Library
 from attnspec.implementations.torch_eager import check_call, check_sinks, check_slopes
 from attnspec.spec.errors import InputError
 
 HARDWARE = "CUDA emulated on cpu"
+MAX_EXTENT = 2**31 - 1  # of a grid
 ALIGNMENT = 16  # bytes; what cudaMalloc gives at least
 
 
@@ -30,6 +31,7 @@ class CudaFile:
         self.hardware = HARDWARE if sanitize is None else f"{HARDWARE}, {sanitize} sanitizer"
         self.description = describe(source, entry)
         self.capabilities = self.description.capabilities
+        check_numbers(self.description)
         self.library = build(source, sanitize=sanitize)
         for kernel in self.description.kernels.values():
             check_fit(self.description, self.library, kernel)
@@ -106,6 +108,26 @@ class CudaFile:
             dense(tensors[given]) if isinstance(given, str) else given.value(names) for given in described.arguments
         ]
         self.library.launch(described.kernels[dtype], grid, block, described.shared.whole(names), arguments)
+
+
+def check_numbers(described: Description) -> None:
+    """Raise InputError, one line, where grid, block or shared memory of a small plain call are no numbers that a launch
+    can have."""
+    low = described.capabilities.head_dims[0]
+    sizes = {"batch": 1, "q_heads": 1, "kv_heads": 1, "q_len": 5, "k_len": 5, "head_dim": low, "value_dim": low}
+    names: dict[str, Number] = {**sizes, "itemsize": getattr(torch, described.capabilities.dtypes[0]).itemsize}
+    numbers: dict[str, list[int]] = {}
+    for key, given in (("grid", described.grid), ("block", described.block), ("shared", (described.shared,))):
+        try:
+            numbers[key] = [expression.whole(names) for expression in given]
+        except (InputError, ArithmeticError, ValueError) as error:
+            raise InputError(f"{described.where}: {key}: {error}") from None
+    if not all(1 <= x <= MAX_EXTENT for x in numbers["grid"]):
+        raise InputError(f"{described.where}: grid is {numbers['grid']} for {sizes}: use 1 to {MAX_EXTENT}")
+    if not all(x >= 1 for x in numbers["block"]) or math.prod(numbers["block"]) > MAX_THREADS:
+        raise InputError(f"{described.where}: block is {numbers['block']}: use 1 to {MAX_THREADS} threads in all")
+    if not 0 <= numbers["shared"][0] <= MAX_SHARED:
+        raise InputError(f"{described.where}: shared is {numbers['shared'][0]} bytes: use 0 to {MAX_SHARED}")
 
 
 def sizes_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> dict[str, Number]:
