@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnspec.golden.shapes import Shapes
 from attnspec.spec.call import Call
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, Format, format_named
 from attnspec.spec.problem import Problem
@@ -138,6 +139,23 @@ def draw_lengths(draw: Source, content: str, batch: int, k_len: int) -> npt.NDAr
     if content == "zero" and batch:
         lengths[0] = 0
     return lengths.astype(np.int32)
+
+
+def draw_tokens(draw: Source, shapes: Shapes, scores: float, shift: float, scale: float) -> dict[str, torch.Tensor]:
+    """Return tensors of normal numbers by name, in the dtypes and shapes given.
+
+    scores: factor on `query`. shift: what every score is moved by, 0 for nothing: the first feature of a query is 1,
+    that of a key, in a tensor whose name begins with `key`, the shift over the scale.
+    """
+    tensors = {}
+    for name, (dtype, shape) in shapes.items():
+        drawn = draw.normal(name, shape) * (scores if name == "query" else 1.0)
+        if shift and name == "query":
+            drawn[..., 0] = 1.0
+        if shift and name.startswith("key"):
+            drawn[..., 0] = shift / scale
+        tensors[name] = to_tensor(drawn, format_named(dtype))
+    return tensors
 
 
 def _key_lengths(draw: Source, p: Problem) -> torch.Tensor | None:

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
-from attnspec.golden.inputs import Source, to_tensor
+from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.context_parallel import shards
 from attnspec.reference.exact import attention
 from attnspec.reference.exact.backward import backward
-from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 
 CORNERS = ("upper_left", "lower_right")
@@ -137,15 +136,9 @@ class ContextParallelProblem(WordProblem):
     def inputs(self) -> Tensors:
         """Return the whole sequence, the positions that each rank holds, one rank after the other, how many each
         holds, the mask, and what flows back."""
-        draw, tensors = Source(self.seed), {}
-        for name, (dtype, shape) in self.shapes().items():
-            if name in (*LEAVES, "grad_output", "grad_lse"):
-                drawn = draw.normal(name, shape) * (self.scores if name == "query" else 1.0)
-                if self.shift and name == "query":
-                    drawn[..., 0] = 1.0
-                if self.shift and name == "key":
-                    drawn[..., 0] = self.shift / (float(self.scale) if self.scale else self.d**-0.5)
-                tensors[name] = to_tensor(drawn, format_named(dtype))
+        draw, scale = Source(self.seed), float(self.scale) if self.scale else self.d**-0.5
+        shapes = {name: given for name, given in self.shapes().items() if name in (*LEAVES, "grad_output", "grad_lse")}
+        tensors = draw_tokens(draw, shapes, self.scores, self.shift, scale)
         for name, length in (("query", self.q), ("key", self.k)):
             held = self._dealt(draw, name, length)
             tensors[f"{name}_positions"] = torch.cat(held).int()

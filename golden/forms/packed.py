@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 
 from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
-from attnspec.golden.inputs import Source, to_tensor
+from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
 from attnspec.reference.exact.backward import backward
-from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 
 CORNERS = ("upper_left", "lower_right")
@@ -167,15 +166,9 @@ class PackedProblem(WordProblem):
 
     def inputs(self) -> Tensors:
         """Return the tensors of the pack, its boundaries, its lengths, and what flows back."""
-        draw, tensors = Source(self.seed), {}
-        for name, (dtype, shape) in self.shapes().items():
-            if name in (*LEAVES, "grad_output", "grad_lse"):
-                drawn = draw.normal(name, shape) * (self.scores if name == "query" else 1.0)
-                if self.shift and name == "query":
-                    drawn[..., 0] = 1.0
-                if self.shift and name == "key":
-                    drawn[..., 0] = self.shift / (float(self.scale) if self.scale else self.d**-0.5)
-                tensors[name] = to_tensor(drawn, format_named(dtype))
+        scale = float(self.scale) if self.scale else self.d**-0.5
+        shapes = {name: given for name, given in self.shapes().items() if name in (*LEAVES, "grad_output", "grad_lse")}
+        tensors = draw_tokens(Source(self.seed), shapes, self.scores, self.shift, scale)
         listed = {"cu_seqlens_q": boundaries(self.queries), "cu_seqlens_k": boundaries(self.keys)}
         if self.key_lengths is not None:
             listed["key_lengths"] = self.key_lengths

@@ -11,10 +11,9 @@ import torch
 
 from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, numbers
 from attnspec.golden.forms.packed import alone, boundaries, whole
-from attnspec.golden.inputs import Source, to_tensor
+from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
-from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 
 UNUSED = ("other", "minus", "beyond")
@@ -144,15 +143,9 @@ class PagedProblem(WordProblem):
 
     def inputs(self) -> Tensors:
         """Return queries, pages, table and lengths. Slots that no sequence uses hold numbers like the others."""
-        draw, tensors = Source(self.seed), {}
-        for name in ("query", "key_pages", "value_pages"):
-            dtype, shape = self.shapes()[name]
-            drawn = draw.normal(name, shape) * (self.scores if name == "query" else 1.0)
-            if self.shift and name == "query":
-                drawn[..., 0] = 1.0
-            if self.shift and name == "key_pages":
-                drawn[..., 0] = self.shift / (float(self.scale) if self.scale else self.d**-0.5)
-            tensors[name] = to_tensor(drawn, format_named(dtype))
+        draw, scale = Source(self.seed), float(self.scale) if self.scale else self.d**-0.5
+        shapes = {name: self.shapes()[name] for name in ("query", "key_pages", "value_pages")}
+        tensors = draw_tokens(draw, shapes, self.scores, self.shift, scale)
         listed: dict[str, Any] = {"block_table": self._table(draw), "key_lengths": self.key_lengths}
         if self.packed:
             listed["cu_seqlens_q"] = boundaries(self.packed)
