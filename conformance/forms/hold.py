@@ -41,7 +41,8 @@ class Form(NamedTuple):
     """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class;
     axes: of each tensor; rule: of a result that is beyond its budget; empty_rule: of one that is so in rows that see
     nothing alone; wrong_rule: names a rule that says more, from the result's name and where it is wrong, or None;
-    laws: holds a target to what needs no vector, case by case; refusals: calls that must be refused."""
+    laws: holds a target to what needs no vector, case by case, from what it returned and the budgets; refusals: calls
+    that must be refused."""
 
     run: Callable[[Target, FormGolden], Tensors]
     budgets: Callable[[FormGolden, str], Tensors]
@@ -49,7 +50,7 @@ class Form(NamedTuple):
     rule: str
     empty_rule: str = "mask.fully-masked-row"
     wrong_rule: Callable[[str, torch.Tensor, FormGolden], str | None] = lambda name, wrong, golden: None
-    laws: Callable[[Target, FormGolden, Tensors], None] = lambda target, golden, found: None
+    laws: Callable[[Target, FormGolden, Tensors, Tensors], None] = lambda target, golden, found, budgets: None
     refusals: tuple[Refusal, ...] = ()
 
 
@@ -136,8 +137,9 @@ def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> He
     form = FORMS[case.form]
     try:
         found = form.run(target, golden)
-        worst = judged(found, golden, accuracy)
-        form.laws(target, golden, found)
+        budgets = form.budgets(golden, accuracy)
+        worst = judged(found, golden, budgets)
+        form.laws(target, golden, found, budgets)
     except NotSupported as reason:
         return Held(case.name, "not_supported", case.rules, what=reason.reason)
     except Violation as found:
@@ -157,11 +159,11 @@ def hold_refusal(target: Target, refusal: Refusal, form: str) -> Held:
     return Held(refusal.name, "pass", (refusal.rule,))
 
 
-def judged(got: Tensors, golden: FormGolden, accuracy: str = "fused") -> float:
+def judged(got: Tensors, golden: FormGolden, budgets: Tensors) -> float:
     """Return the worst error over budget of what a target returned. Raises Violation where an element is beyond its
     budget, and for another dtype, shape or device than that of the inputs."""
     form, leading = FORMS[golden.case.form], golden.case.problem.leading
-    budgets, worst = form.budgets(golden, accuracy), 0.0
+    worst = 0.0
     dtype = golden.inputs[leading].dtype if leading else torch.float64
     for name, tensor in got.items():
         right = dtype

@@ -96,7 +96,7 @@ def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None
     return "packed.backward" if name.startswith("grad_") else None
 
 
-def laws(target: Target, golden: FormGolden, found: Tensors) -> None:
+def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
     """Hold a target to what needs no vector: NaN and infinities in other members, in keys that do not exist and behind
     the last boundary leave every bit of `found`, what `run` returned, as it was.
 

@@ -69,7 +69,7 @@ def in_use(golden: FormGolden) -> list[torch.Tensor]:
     return [table[b, j // problem.page] * problem.page + j % problem.page for b, j in enumerate(order)]
 
 
-def laws(target: Target, golden: FormGolden, found: Tensors) -> None:
+def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
     """Hold a target to what needs no vector: NaN and infinities in slots that no sequence uses, and numbers of pages
     that do not exist in entries that none needs, leave every bit of `found`, what `run` returned, as it was.
 

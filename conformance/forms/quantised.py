@@ -100,7 +100,7 @@ def _errors(
     return output, lse
 
 
-def laws(target: Target, golden: FormGolden, found: Tensors) -> None:
+def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
     """Hold a target to what needs no vector: the code NaN in a value of e4m3 that every row sees gives NaN in its
     column, for the heads that share it, and nowhere else.
 

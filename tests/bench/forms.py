@@ -194,7 +194,7 @@ def main() -> int:
                 for name, accuracy in targets:
                     target = runpy.run_path(str(HONEST / f"{name}.py"))["target"]
                     try:
-                        error = judged(FORMS[form].run(target, case), case, accuracy)
+                        error = judged(FORMS[form].run(target, case), case, FORMS[form].budgets(case, accuracy))
                     except Violation as found:
                         print(f"{name}, {case.case.problem}: {found}", file=sys.stderr)
                         error = found.error_over_budget or float("inf")
