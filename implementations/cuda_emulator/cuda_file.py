@@ -11,12 +11,12 @@ import torch
 from attnspec.implementations.cuda_emulator.build import build
 from attnspec.implementations.cuda_emulator.description import Description, describe
 from attnspec.implementations.cuda_emulator.expressions import Number
-from attnspec.implementations.cuda_emulator.launch import MAX_SHARED, MAX_THREADS, Library
+from attnspec.implementations.cuda_emulator.launch import MOST_BLOCKS, Library
+from attnspec.implementations.gpu_limits import MOST_SHARED, MOST_THREADS
 from attnspec.implementations.torch_eager import check_call, check_sinks, check_slopes
 from attnspec.spec.errors import InputError
 
 HARDWARE = "CUDA emulated on cpu"
-MAX_EXTENT = 2**31 - 1  # of a grid
 ALIGNMENT = 16  # bytes; what cudaMalloc gives at least
 
 
@@ -35,10 +35,6 @@ class CudaFile:
         self.library = build(source, sanitize=sanitize)
         for kernel in self.description.kernels.values():
             check_fit(self.description, self.library, kernel)
-
-    def sanitized(self, sanitize: str) -> CudaFile:
-        """Return the same kernel, compiled with a sanitizer. Raises InputError."""
-        return CudaFile(self.source, self.entry, sanitize)
 
     def __call__(
         self,
@@ -122,12 +118,12 @@ def check_numbers(described: Description) -> None:
             numbers[key] = [expression.whole(names) for expression in given]
         except (InputError, ArithmeticError, ValueError) as error:
             raise InputError(f"{described.where}: {key}: {error}") from None
-    if not all(1 <= x <= MAX_EXTENT for x in numbers["grid"]):
-        raise InputError(f"{described.where}: grid is {numbers['grid']} for {sizes}: use 1 to {MAX_EXTENT}")
-    if not all(x >= 1 for x in numbers["block"]) or math.prod(numbers["block"]) > MAX_THREADS:
-        raise InputError(f"{described.where}: block is {numbers['block']}: use 1 to {MAX_THREADS} threads in all")
-    if not 0 <= numbers["shared"][0] <= MAX_SHARED:
-        raise InputError(f"{described.where}: shared is {numbers['shared'][0]} bytes: use 0 to {MAX_SHARED}")
+    if not all(1 <= x <= MOST_BLOCKS for x in numbers["grid"]):
+        raise InputError(f"{described.where}: grid is {numbers['grid']} for {sizes}: use 1 to {MOST_BLOCKS}")
+    if not all(x >= 1 for x in numbers["block"]) or math.prod(numbers["block"]) > MOST_THREADS:
+        raise InputError(f"{described.where}: block is {numbers['block']}: use 1 to {MOST_THREADS} threads in all")
+    if not 0 <= numbers["shared"][0] <= MOST_SHARED:
+        raise InputError(f"{described.where}: shared is {numbers['shared'][0]} bytes: use 0 to {MOST_SHARED}")
 
 
 def sizes_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> dict[str, Number]:

@@ -13,10 +13,10 @@ import torch
 
 from attnspec.implementations.cuda_emulator.places import place_of
 from attnspec.implementations.cuda_emulator.sanitizers import findings, watch_undefined
+from attnspec.implementations.gpu_limits import MOST_SHARED, MOST_THREADS
 from attnspec.spec.errors import InputError
 
-MAX_THREADS = 1024  # of a block
-MAX_SHARED = 227 << 10  # bytes of dynamic shared memory, on sm_90 and sm_100
+MOST_BLOCKS = 2**31 - 1  # along one side of a grid
 SCALARS: dict[tuple[str, int], Any] = {
     ("i", 1): ctypes.c_int8,
     ("i", 2): ctypes.c_int16,
@@ -92,10 +92,10 @@ class Library:
             raise InputError(f"kernel {kernel} takes {len(wanted)} arguments ({told}), and {len(args)} were given")
         values = [_value(kernel, i, given, wanted[i]) for i, given in enumerate(args)]
         blocks, threads = _extent(kernel, "grid", grid), _extent(kernel, "block", block)
-        if threads[0] * threads[1] * threads[2] > MAX_THREADS:
-            raise InputError(f"kernel {kernel}: a block of {tuple(block)} is over {MAX_THREADS} threads")
-        if not 0 <= shared_bytes <= MAX_SHARED:
-            raise InputError(f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory: use 0 to {MAX_SHARED}")
+        if threads[0] * threads[1] * threads[2] > MOST_THREADS:
+            raise InputError(f"kernel {kernel}: a block of {tuple(block)} is over {MOST_THREADS} threads")
+        if not 0 <= shared_bytes <= MOST_SHARED:
+            raise InputError(f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory: use 0 to {MOST_SHARED}")
         addresses = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
         run = getattr(self._code, f"cuda_emulator_launch_{kernel}")
         run.restype = ctypes.c_char_p
@@ -128,7 +128,7 @@ def _shown(fault: str) -> str:
 
 
 def _extent(kernel: str, what: str, given: Sequence[int]) -> tuple[int, int, int]:
-    if not 1 <= len(given) <= 3 or not all(isinstance(x, int) and 1 <= x < 2**31 for x in given):
+    if not 1 <= len(given) <= 3 or not all(isinstance(x, int) and 1 <= x <= MOST_BLOCKS for x in given):
         raise InputError(f"kernel {kernel}: the {what} is {tuple(given)}: use 1 to 3 numbers, each 1 or more")
     x, y, z, *_ = (*given, 1, 1)
     return x, y, z

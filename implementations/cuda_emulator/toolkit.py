@@ -13,6 +13,7 @@ from pathlib import Path
 from attnspec.spec.errors import InputError
 
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "vector_types.h", "crt/host_defines.h")
+OLDEST = 11  # of g++, for its C++20
 PACKAGES = "nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
 
 
@@ -33,18 +34,20 @@ def compiler() -> str:
     named = os.environ.get("CXX") or "g++"
     found = shutil.which(named)
     if found is None:
-        raise InputError(f"no C++ compiler: {named!r} is not on the PATH; install g++ 12 or newer, or name one in CXX")
+        raise InputError(
+            f"no C++ compiler: {named!r} is not on the PATH; install g++ {OLDEST} or newer, or name one in CXX"
+        )
     version(found)
     return found
 
 
 @cache
 def version(path: str) -> str:
-    """Return a compiler's name and version. Raises InputError where it is no g++ of 11 or newer."""
+    """Return a compiler's name and version. Raises InputError where it is no g++ of `OLDEST` or newer."""
     first = output_of([path, "--version"]).partition("\n")[0]
     major = output_of([path, "-dumpversion"]).partition(".")[0]
-    if "clang" in first or not major.strip().isdigit() or int(major) < 11:
-        raise InputError(f"{path} is {first.strip()!r}: the emulator needs g++ 11 or newer, name it in CXX")
+    if "clang" in first or not major.strip().isdigit() or int(major) < OLDEST:
+        raise InputError(f"{path} is {first.strip()!r}: the emulator needs g++ {OLDEST} or newer, name it in CXX")
     return first
 
 

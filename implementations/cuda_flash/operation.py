@@ -11,6 +11,7 @@ from attnspec.implementations.cuda_flash.arguments import ADDITIVE_MASK, BOOL_MA
 from attnspec.implementations.cuda_flash.builds import WARPS, build_for
 from attnspec.implementations.cuda_flash.launcher import Launcher
 
+KEPT = ("query", "key", "value", "mask", "key_lengths", "output", "row_max", "row_sum")  # for the backward pass
 FEW_ROWS, KEYS_OF_A_PART, MOST_PARTS = 16, 256, 32
 
 
@@ -50,16 +51,8 @@ class Flash(torch.autograd.Function):
         (batch, q_heads, q_len, _), value_dim = query.shape, value.shape[3]
         output = query.new_empty(batch, q_heads, q_len, value_dim)
         lse, row_max, row_sum = query.new_empty(3, batch, q_heads, q_len, dtype=torch.float32)
-        tensors: dict[str, torch.Tensor | None] = {
-            "query": query,
-            "key": key,
-            "value": value,
-            "mask": attn_mask,
-            "output": output,
-            "key_lengths": key_lengths,
-            "row_max": row_max,
-            "row_sum": row_sum,
-        }
+        kept = (query, key, value, attn_mask, key_lengths, output, row_max, row_sum)
+        tensors: dict[str, torch.Tensor | None] = dict(zip(KEPT, kept, strict=True))
         if options.splits > 1:
             parts = (options.splits, batch, q_heads, q_len)
             tensors["part_output"] = query.new_empty(*parts, value_dim, dtype=torch.float32)
@@ -73,7 +66,7 @@ class Flash(torch.autograd.Function):
             launcher.launch(build, "attention_forward", grid, sizes.forward_bytes, call)
             if options.splits > 1:
                 launcher.launch(build, "attention_merge", (-(-rows // WARPS), 1, 1), 0, call)
-        ctx.save_for_backward(query, key, value, attn_mask, key_lengths, output, row_max, row_sum)
+        ctx.save_for_backward(*kept)
         ctx.options, ctx.launcher, ctx.build, ctx.sizes = options, launcher, build, sizes
         return output, lse
 
@@ -81,21 +74,14 @@ class Flash(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor, grad_lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key, value and an additive mask, each in its argument's dtype."""
-        query, key, value, attn_mask, key_lengths, output, row_max, row_sum = ctx.saved_tensors
+        query, key, value, attn_mask, _, _, row_max, _ = ctx.saved_tensors
         batch, q_heads, q_len, _ = query.shape
         grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
         wants_mask = attn_mask is not None and ctx.needs_input_grad[3]
         slots = (batch, q_heads, q_len, key.shape[2])
         grad_scores = torch.zeros(slots, device=query.device) if wants_mask else None
         tensors: dict[str, torch.Tensor | None] = {
-            "query": query,
-            "key": key,
-            "value": value,
-            "mask": attn_mask,
-            "output": output,
-            "key_lengths": key_lengths,
-            "row_max": row_max,
-            "row_sum": row_sum,
+            **dict(zip(KEPT, ctx.saved_tensors, strict=True)),
             "grad_output": grad_output,
             "grad_lse": grad_lse.contiguous(),
             "delta": torch.empty_like(row_max),

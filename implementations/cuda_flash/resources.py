@@ -14,11 +14,9 @@ from typing import Any
 from attnspec.implementations.cuda_flash.builds import DIMS, KERNELS, TYPES, Build
 from attnspec.implementations.cuda_flash.compile import ARCHS, Usage, compile_cubin, compiler_version
 from attnspec.implementations.cuda_flash.launcher import library, sizes_of
+from attnspec.implementations.gpu_limits import KIB, SHARED_LIMITS
 
 RECORDED = Path(__file__).parent / "resources.json"
-MOST_SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
-"""Bytes of shared memory that a block may have (CUDA C++ Programming Guide, "Technical Specifications per Compute
-Capability")."""
 
 
 def builds() -> Iterator[Build]:
@@ -54,7 +52,7 @@ def faults(row: dict[str, Any]) -> list[str]:
         for name, usage in row["kernels"].items()
         if Usage(**usage).leaves_registers
     ]
-    most = MOST_SHARED[row["arch"]]
+    most = SHARED_LIMITS[row["arch"]]
     for name in ("forward_shared", "backward_shared"):
         if row[name] > most:
             found.append(f"{name} of {row['build']} is {row[name]} bytes; a block of {row['arch']} may have {most}")
@@ -77,7 +75,7 @@ def page(table: dict[str, Any]) -> str:
     for build in builds():
         rows = [row for row in table["rows"] if row["build"] == build.name]
         cells = [" / ".join(str(row["kernels"][name]["registers"]) for row in rows) for name in KERNELS]
-        shared = [f"{rows[0][name] / 1024:.1f}" for name in ("forward_shared", "backward_shared")]
+        shared = [f"{rows[0][name] / KIB:.1f}" for name in ("forward_shared", "backward_shared")]
         lines.append(f"| {build.name} | {' | '.join(cells)} | {' | '.join(shared)} |")
     return "\n".join([*lines, ""])
 

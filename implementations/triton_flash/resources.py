@@ -12,14 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from attnspec.implementations.gpu_limits import KIB, SHARED_LIMITS
+
 TABLE = Path(__file__).with_name("resources.json")
-KIB = 1024
-SHARED_LIMITS = {  # bytes of shared memory that one block may have, by target
-    "sm_80": 163 * KIB,  # CUDA C++ Programming Guide, table "Technical specifications per compute capability"
-    "sm_90": 227 * KIB,
-    "sm_100": 227 * KIB,
-    "gfx942": 64 * KIB,  # AMD CDNA 3 instruction set architecture, local data share
-}
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 
