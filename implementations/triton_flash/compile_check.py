@@ -75,7 +75,6 @@ def calls() -> dict[str, Callable[[], None]]:
 
     def there_and_back(call: Sequences) -> None:
         output, lse = forward_pass(call)
-        lse = lse.transpose(0, 1) if call.cu_seqlens_q is not None else lse
         backward_pass(call, output, lse, torch.empty_like(output), None, (True, True, False))
 
     def plain(dtype: torch.dtype, dim: int) -> Sequences:

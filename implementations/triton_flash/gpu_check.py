@@ -128,20 +128,21 @@ def outputs_of_calls(device: str) -> dict[str, Any]:
 
 def save_outputs(path: Path) -> None:
     """Write what the backend gives here, in the interpreter, for the calls that are compared."""
-    import torch
+    from safetensors.torch import save_file
 
-    torch.save(outputs_of_calls("cpu"), path)
+    save_file(outputs_of_calls("cpu"), path)
 
 
 def differences() -> Iterator[str]:
     """Yield for each call how far the GPU's output lies from the interpreter's. The suite holds both to the budget."""
     import torch
+    from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "outputs.pt"
+        path = Path(folder) / "outputs.safetensors"
         command = [sys.executable, "-m", "attnspec.implementations.triton_flash.gpu_check", "--outputs", str(path)]
         subprocess.run(command, check=True, env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""})
-        interpreted = torch.load(path)
+        interpreted = load_file(path)
     for name, output in outputs_of_calls(DEVICE).items():
         apart = (output.double() - interpreted[name].double()).abs().max()
         yield f"{name}: {apart:.2e}, in units of the dtype at 1: {apart / torch.finfo(output.dtype).eps:.2f}"
