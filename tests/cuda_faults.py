@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from planting import planted
+
 CLEAN = Path(__file__).parent / "cuda" / "clean.cu"
 SHARED_BYTES = (32 * 36 + 32 * 32) * 4
 
@@ -20,11 +22,7 @@ class Fault(NamedTuple):
 
     def source(self) -> str:
         """Return the text of the faulty kernel."""
-        text = CLEAN.read_text()
-        for old, new in self.changes:
-            assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {CLEAN.name}"
-            text = text.replace(old, new)
-        return text
+        return planted(CLEAN.read_text(), self.changes, "of CUDA", CLEAN.name)
 
 
 def _one(old: str, new: str, by: dict[str, str], line: str = "") -> Fault:

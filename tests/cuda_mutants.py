@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from planting import planted
+
 from attnspec.implementations.cuda_flash.backend import CudaFlash
 from attnspec.implementations.cuda_flash.builds import SOURCE
 from attnspec.implementations.cuda_flash.launcher import Emulated
@@ -174,14 +176,13 @@ MUTANTS = (
 
 
 def written(mutant: CudaMutant, folder: Path) -> Path:
-    """Copy the sources to a folder, change one, and return the path of flash.cu there. Fails where the fault's place is
-    not there once."""
+    """Copy the sources to a folder, change one, and return the path of flash.cu there. Raises ValueError where the
+    fault's place is not there once."""
     for path in SOURCE.parent.glob("*.cu*"):
         shutil.copy(path, folder)
     place = folder / mutant.file
     text = place.read_text(encoding="utf-8")
-    assert text.count(mutant.old) == 1, f"{mutant.name}: its place stands {text.count(mutant.old)} times"
-    place.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    place.write_text(planted(text, [(mutant.old, mutant.new)], mutant.name, mutant.file), encoding="utf-8")
     return folder / SOURCE.name
 
 

@@ -7,18 +7,16 @@ thread or address. RUNS: how often the clean kernel runs, with another seed each
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 from cuda_faults import CLEAN, FAULTS, SHARED_BYTES, WRONG
+from sanitized import restart_under
 
 from attnspec.implementations.cuda_emulator import KernelFault, Library, build
-from attnspec.implementations.cuda_emulator.sanitizers import environment
 
 Q_LEN, K_LENS, DIM = 10, (70, 20), 32
-STARTED = "ATTNSPEC_TESTS_SANITIZED"
 
 
 def told_of(library: Library, seed: int) -> str:
@@ -52,7 +50,6 @@ def main(folder: Path, kind: str, runs: int, names: list[str]) -> None:
 
 if __name__ == "__main__":
     place, kind, runs, *names = sys.argv[1:]
-    if kind != "plain" and STARTED not in os.environ:
-        variables = dict(os.environ) | environment(kind, Path(place) / kind) | {STARTED: "1"}
-        os.execve(sys.executable, [sys.executable, *sys.argv], variables)
+    if kind != "plain":
+        restart_under(kind, Path(place))
     main(Path(place), kind, int(runs), names)

@@ -7,7 +7,6 @@ usage: run_flash.py FOLDER BUILD NAME...; FOLDER: where faulty sources are writt
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -16,16 +15,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `cuda_mutants` is, here as under pytest
 
 from cuda_mutants import CudaMutant, written
+from sanitized import restart_under
 
 from attnspec.golden.inputs import make_call
 from attnspec.implementations.cuda_emulator import KernelFault
-from attnspec.implementations.cuda_emulator.sanitizers import environment
 from attnspec.implementations.cuda_flash.backend import CudaFlash
 from attnspec.implementations.cuda_flash.builds import SOURCE
 from attnspec.implementations.cuda_flash.launcher import Emulated
 from attnspec.spec.problem import Problem
 
-STARTED = "ATTNSPEC_TESTS_SANITIZED"
 CALLS = (
     "q=18/k=45/d=32/grad/dtype=float32",
     "hq=2/hkv=1/q=17/k=33/d=24/dv=32/grad/dtype=float16/causal/mask=bool.qk.random",
@@ -70,7 +68,5 @@ def main(folder: Path, sanitize: str, names: list[str]) -> None:
 
 if __name__ == "__main__":
     place, kind, *names = sys.argv[1:]
-    if STARTED not in os.environ:
-        variables = dict(os.environ) | environment(kind, Path(place) / kind) | {STARTED: "1"}
-        os.execve(sys.executable, [sys.executable, *sys.argv], variables)
+    restart_under(kind, Path(place))
     main(Path(place), kind, names)

@@ -17,6 +17,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `mutants` is the package, here as under pytest
+
+from planting import planted
+
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.targets import resolve
 
@@ -50,11 +55,7 @@ class Mutant:
     def source(self) -> str:
         """Return the mutant's source. Raises ValueError where an `old` does not stand exactly once in the base."""
         text = (HONEST / f"{self.base}.py").read_text(encoding="utf-8")
-        for old, new in self.changes:
-            if text.count(old) != 1:
-                raise ValueError(f"mutant {self.name}: {old!r} stands {text.count(old)} times in {self.base}, not once")
-            text = text.replace(old, new)
-        return text
+        return planted(text, self.changes, self.name, self.base)
 
 
 def kernel_of(mutant: Mutant) -> Kernel:
@@ -109,5 +110,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `mutants` is the package, here as under pytest
     sys.exit(main(sys.argv[1:]))

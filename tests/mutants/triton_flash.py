@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from planting import planted
+
 import attnspec.implementations.triton_flash as honest
 
 HOME = Path(honest.__file__).parent
@@ -47,9 +49,7 @@ class Planted:
     def source(self) -> str:
         """Return the changed module's source. Raises ValueError where `old` does not stand exactly once in it."""
         text = (HOME / f"{self.module}.py").read_text(encoding="utf-8")
-        if text.count(self.old) != 1:
-            raise ValueError(f"mutant {self.name}: {self.old!r} stands {text.count(self.old)} times in {self.module}")
-        return text.replace(self.old, self.new)
+        return planted(text, [(self.old, self.new)], self.name, self.module)
 
 
 def package_of(mutant: Planted) -> str:
