@@ -5,30 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
-from flint import arb, arb_mat, fmpq, fmpq_mat
+from flint import fmpq, fmpq_mat
 from numpy.typing import NDArray
 
 from attnspec.reference.exact.dropout import keep_factor
 from attnspec.reference.exact.gradient_ties import Addend, factor_ball, settle
-from attnspec.reference.exact.head_gradient import HeadGradient, ball_matrix, exact
+from attnspec.reference.exact.head_gradient import Balls, HeadGradient, ball_matrix, entries, exact, zeros
 from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale, checked_softcap
 from attnspec.reference.exact.precision import PRECISION_CAP, UndecidedError, first_precision, working_precision
 from attnspec.reference.exact.rounding import round_ball
-from attnspec.reference.exact.scale import Scale, scale_of
+from attnspec.reference.exact.scale import ONE, Scale, scale_of
 from attnspec.reference.exact.visibility import UPPER_LEFT
 from attnspec.spec.dtypes import FLOAT64, Format
 from attnspec.spec.errors import InputError
 
-Balls = NDArray[np.object_]
-"""An array of balls."""
-
 Addends = Callable[..., Iterator[Addend]]
 """What the rows add to the entry at an index."""
-
-ONE = Scale(Fraction(1))
 
 
 @dataclass(frozen=True)
@@ -122,9 +116,9 @@ class Entries:
 
 def entries_of(shape: tuple[int, ...], slots: tuple[int, ...], seen: tuple[int, ...]) -> Entries:
     """Return the entries of a mask of this shape, which broadcasts to `slots`; the keys of `seen` beyond read none."""
-    entries = np.arange(math.prod(shape)).reshape(shape)
+    numbered = np.arange(math.prod(shape)).reshape(shape)
     of_slot = np.full(seen, -1, dtype=np.intp)
-    of_slot[..., : slots[3]] = np.broadcast_to(entries, slots)
+    of_slot[..., : slots[3]] = np.broadcast_to(numbered, slots)
     return Entries(shape, of_slot)
 
 
@@ -197,18 +191,18 @@ class _CallGradient:
 
     def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None, Balls | None]:
         """Return the gradients of query, key, value, attn_mask and sinks as balls of the working precision."""
-        query, key, value = (_zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
-        mask, sinks = (None if term is None else _zeros(term.shape) for term in (self.mask, self.sinks))
+        query, key, value = (zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
+        mask, sinks = (None if term is None else zeros(term.shape) for term in (self.mask, self.sinks))
         for (b, h), head in self.heads.items():
             weights, grad_scores, grad_scaled = head.weights_and_grad_scores()
             source = self._source(b, h)
-            query[b, h] = _entries(grad_scaled * ball_matrix(head.given.key))
-            key[source] += _entries(grad_scaled.transpose() * ball_matrix(head.given.query))
-            value[source] += _entries(weights.transpose() * ball_matrix(head.grad_output))
+            query[b, h] = entries(grad_scaled * ball_matrix(head.given.key))
+            key[source] += entries(grad_scaled.transpose() * ball_matrix(head.given.query))
+            value[source] += entries(weights.transpose() * ball_matrix(head.grad_output))
             for term, total in ((self.mask, mask), (self.sinks, sinks)):
                 if term is not None and total is not None:
                     reads = term.of_slot[b, h] >= 0
-                    np.add.at(total.reshape(-1), term.of_slot[b, h][reads], _entries(grad_scores)[reads])
+                    np.add.at(total.reshape(-1), term.of_slot[b, h][reads], entries(grad_scores)[reads])
         factor = factor_ball(self.scale)
         return query * factor, key * factor, value, mask, sinks
 
@@ -273,11 +267,3 @@ def _dropped(dropout_p: float, keep: NDArray[np.bool_], shape: tuple[int, ...]) 
     found = keep_factor(dropout_p, keep, shape)
     factor = fmpq(found.numerator, found.denominator)
     return {(b, h): fmpq_mat(keep[b, h].astype(int).tolist()) * factor for b, h in np.ndindex(shape[:2])}
-
-
-def _zeros(shape: tuple[int, ...]) -> Balls:
-    return np.full(shape, arb(0), dtype=np.object_)
-
-
-def _entries(matrix: arb_mat) -> Balls:
-    return np.array(matrix.entries(), dtype=np.object_).reshape(matrix.nrows(), matrix.ncols())

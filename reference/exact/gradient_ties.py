@@ -20,10 +20,11 @@ exp(s) with rational coefficients is 0 unless all coefficients are. Hence, with
 
 these rows add the rational number b where all M_s are 0, and a transcendental number otherwise. The entry is
 
-    factor * (sum of the b + sum of the M / D),   factor = scale for query and key, else 1.
+    factor * (sum of the b + sum of the M / D),   factor = scale for query and key, else 1,
 
-It is rational where no M remains and either the factor is rational or the sum of the b is 0. It is on no rounding
-boundary where no M remains and the factor is irrational, or where one M remains. Two or more M that remain belong to
+or a sum of such, each with its factor (module `latent`). It is rational where no M remains and the b that have an
+irrational factor add up to 0. It is on no rounding boundary where no M remains and they do not, or where one M
+remains. Two or more M that remain belong to
 rows with different D, and this argument does not settle whether their sum is a boundary: if it is, the entry is
 undecided at the cap, unless it is 0, which balls narrower than the smallest subnormal decide. Splitting off the b lets
 the sign of a vanishing offset settle a tie, as in module `ties`.
@@ -117,18 +118,36 @@ def settle(addends: Iterable[Addend], factor: Scale, radicand: int, fmt: Format,
     radicand: that of the gaps; start: bits of the first try; what: the entry, for messages. Raises UndecidedError at
     the precision cap.
     """
-    parts = [quotient.split() for quotient in collected(addends)]
-    base = sum((base for base, _ in parts), fmpq(0))
-    offsets = [rest for _, rest in parts if rest.numerator]
-    rational = Fraction(int(base.p), int(base.q)) * factor.rational
-    if not offsets and (factor.radicand == 1 or rational == 0):
+    return settle_sum([(addends, factor)], radicand, fmt, start, what)
+
+
+def settle_sum(
+    parts: Iterable[tuple[Iterable[Addend], Scale]], radicand: int, fmt: Format, start: int, what: str
+) -> float:
+    """Return the sum of several sums of addends, each times a factor of its own, rounded.
+
+    radicand: that of the gaps and of every factor that is irrational; start, what and errors are those of `settle`.
+    """
+    rational, irrational = Fraction(0), Fraction(0)  # of all b times their factors; of these, over sqrt(radicand)
+    offsets: list[tuple[Quotient, Scale]] = []
+    for addends, factor in parts:
+        for base, rest in (quotient.split() for quotient in collected(addends)):
+            times = Fraction(int(base.p), int(base.q)) * factor.rational
+            if factor.radicand == 1:
+                rational += times
+            else:
+                irrational += times
+            if rest.numerator:
+                offsets.append((rest, factor))
+    if not offsets and not irrational:
         return round_to(rational, fmt)
 
     def attempt() -> float | None:
-        offset = sum((rest.ball(radicand) for rest in offsets), arb(0))
-        if factor.radicand == 1 and rational.denominator < LARGEST_DENOMINATOR:
-            return round_near(rational, offset * factor_ball(factor), fmt)
-        return round_ball((offset + base) * factor_ball(factor), fmt)
+        offset = sum((rest.ball(radicand) * factor_ball(factor) for rest, factor in offsets), arb(0))
+        if not irrational and rational.denominator < LARGEST_DENOMINATOR:
+            return round_near(rational, offset, fmt)
+        offset += factor_ball(Scale(irrational, radicand))
+        return round_ball(offset + factor_ball(Scale(rational)), fmt)
 
     return until_decided(attempt, start, what)
 

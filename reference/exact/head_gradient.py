@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,40 +19,39 @@ from attnspec.reference.exact.scale import Scale
 from attnspec.reference.exact.scores import HeadScores, Scores
 from attnspec.reference.exact.ties import groups_of_row
 
+Balls = NDArray[np.object_]
+"""An array of balls."""
 
-@dataclass(frozen=True)
-class HeadGradient:
-    """One query head with the gradients that come into it.
 
-    given: what the head sees; grad_output: (q_len, value_dim); grad_lse: (q_len,); both finite, and 0 in rows that see
-    no key. dropped: D_ij, what dropout multiplies each weight by, (q_len, k_len); None for 1 everywhere.
+class RowGradients(ABC):
+    """The rows of one query head, with what comes into them, and what they add to the gradients of its inputs.
+
+    grad_lse: (q_len,), finite, and 0 in rows that see no key. dropped: D_ij, what dropout multiplies each weight by,
+    (q_len, k_len); None for 1 everywhere.
     """
 
-    given: HeadInput
-    grad_output: NDArray[np.float64]
     grad_lse: NDArray[np.float64]
-    scale: Scale
-    dropped: fmpq_mat | None = None
-    softcap: float = 0.0
+    dropped: fmpq_mat | None
 
-    @cached_property
+    @property
+    @abstractmethod
+    def visible(self) -> NDArray[np.bool_]:
+        """Which keys each row sees, (q_len, k_len)."""
+
+    @property
+    @abstractmethod
     def scores(self) -> HeadScores:
         """The exact scores."""
-        return scores_of(self.given, self.scale, self.softcap)
+
+    @property
+    @abstractmethod
+    def products(self) -> list[list[fmpq]]:
+        """a_ij = D_ij do_i . v_j, the gradient of weight j of row i, exact."""
 
     @cached_property
     def keys_of_row(self) -> list[list[int]]:
         """The visible keys of each row."""
-        return [np.flatnonzero(row).tolist() for row in self.given.visible]
-
-    @cached_property
-    def products(self) -> list[list[fmpq]]:
-        """a_ij = D_ij do_i . v_j, the gradient of weight j of row i, exact."""
-        product = dyadic_matrix(self.grad_output).times_transposed(dyadic_matrix(self.given.value))
-        table: list[list[fmpq]] = rational_matrix(product).table()
-        if self.dropped is None:
-            return table
-        return [[d * a for d, a in zip(*rows, strict=True)] for rows in zip(self.dropped.table(), table, strict=True)]
+        return [np.flatnonzero(row).tolist() for row in self.visible]
 
     @cached_property
     def groups_of_row(self) -> list[dict[Gap, list[int]]]:
@@ -66,7 +66,7 @@ class HeadGradient:
         ds_ij = p_ij ((a_ij - a_it + dlse_i) - sum_l p_il (a_il - a_it)),
         so that a small ds_ij is as accurate as a large one; hidden slots are exactly 0.
         """
-        q_len, k_len = self.given.visible.shape
+        q_len, k_len = self.visible.shape
         weights, grad_scores, grad_scaled = (arb_mat(q_len, k_len) for _ in range(3))
         for i, keys in enumerate(self.keys_of_row):
             if not keys:
@@ -108,6 +108,41 @@ class HeadGradient:
         return {((group.score[0] - x) * unit, (group.score[1] - y) * unit): group.keys for group in groups}
 
 
+@dataclass(frozen=True)
+class HeadGradient(RowGradients):
+    """One query head with the gradients that come into it.
+
+    given: what the head sees; grad_output: (q_len, value_dim); grad_lse: (q_len,); both finite, and 0 in rows that see
+    no key. dropped: as above.
+    """
+
+    given: HeadInput
+    grad_output: NDArray[np.float64]
+    grad_lse: NDArray[np.float64]
+    scale: Scale
+    dropped: fmpq_mat | None = None
+    softcap: float = 0.0
+
+    @property
+    def visible(self) -> NDArray[np.bool_]:
+        """Which keys each row sees."""
+        return self.given.visible
+
+    @cached_property
+    def scores(self) -> HeadScores:
+        """The exact scores."""
+        return scores_of(self.given, self.scale, self.softcap)
+
+    @cached_property
+    def products(self) -> list[list[fmpq]]:
+        """a_ij = D_ij do_i . v_j, the gradient of weight j of row i, exact."""
+        product = dyadic_matrix(self.grad_output).times_transposed(dyadic_matrix(self.given.value))
+        table: list[list[fmpq]] = rational_matrix(product).table()
+        if self.dropped is None:
+            return table
+        return [[d * a for d, a in zip(*rows, strict=True)] for rows in zip(self.dropped.table(), table, strict=True)]
+
+
 def exact(x: float) -> fmpq:
     """Return a finite float as the rational number that it is."""
     return fmpq(*float(x).as_integer_ratio())
@@ -122,3 +157,13 @@ def ball_matrix(array: NDArray[np.float64]) -> arb_mat:
     """Return a finite float64 array (rows, columns) as balls of no width."""
     rows, columns = array.shape
     return arb_mat(rows, columns, [arb(x) for x in array.ravel().tolist()])
+
+
+def zeros(shape: tuple[int, ...]) -> Balls:
+    """Return balls that are exactly 0."""
+    return np.full(shape, arb(0), dtype=np.object_)
+
+
+def entries(matrix: arb_mat) -> Balls:
+    """Return the balls of a matrix, (rows, columns)."""
+    return np.array(matrix.entries(), dtype=np.object_).reshape(matrix.nrows(), matrix.ncols())

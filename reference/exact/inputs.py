@@ -84,7 +84,7 @@ def checked_input(
     _check_heads(q.shape[1], k.shape[1], enable_gqa)
     shape = (*q.shape[:3], k.shape[2])  # (batch, q_heads, q_len, k_len)
     visible = np.zeros(shape, dtype=np.bool_)
-    for batch, length in enumerate(_checked_lengths(key_lengths, shape[0], shape[3])):
+    for batch, length in enumerate(checked_lengths(key_lengths, shape[0], shape[3])):
         slots = visible[batch, :, :, :length]  # (q_heads, q_len, length)
         slots[...] = True
         if is_causal:
@@ -181,7 +181,7 @@ def _check_heads(q_heads: int, kv_heads: int, enable_gqa: bool) -> None:
         raise InputError(f"query has {q_heads} heads and key {kv_heads}: use a multiple of the key's heads")
 
 
-def _checked_lengths(key_lengths: NDArray[np.integer] | None, batch: int, k_len: int) -> list[int]:
+def checked_lengths(key_lengths: NDArray[np.integer] | None, batch: int, k_len: int) -> list[int]:
     """Return how many keys each batch element has (rule `key-lengths.range`): all where no lengths are given."""
     if key_lengths is None:
         return [k_len] * batch

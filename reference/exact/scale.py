@@ -15,6 +15,9 @@ class Scale:
     radicand: int = 1
 
 
+ONE = Scale(Fraction(1))
+
+
 def scale_of(scale: float | None, head_dim: int) -> Scale:
     """Return the exact scale: a given one is its float64 value, None the real number 1/sqrt(head_dim).
 
