@@ -1,24 +1,25 @@
-"""Form `latent`: queries, a compressed cache and the matrices that expand it, and the output and lse of attention over
-it (chapter "latent")."""
+"""Form `latent`: queries, a compressed cache and the matrices that expand it, and attention over it, forward and
+backward (chapter "latent")."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
 from attnspec.golden.inputs import Source, draw_lengths, to_tensor
 from attnspec.golden.shapes import Shapes
-from attnspec.reference.exact.latent import latent_attention
+from attnspec.reference.exact.latent import latent_attention, latent_backward
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 
 CAUSAL = ("none", "upper_left", "lower_right")
 LENGTHS = ("none", "ragged", "zero", "full")
 CACHE = ("latent", "key_rope")
+LEAVES = ("query", *CACHE, "w_uk", "w_uv")
 GARBAGE = 64.0  # times the usual size: what the cache holds beyond a length
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -56,6 +57,35 @@ GROUPS: dict[str, dict[str, str]] = {
         "latent-empty-cache-float32": "b=3/h=2/q=2/k=9/nope=6/rope=2/rank=8/dv=5/lengths=zero/seed=944",
         "latent-empty-cache-bfloat16": "b=2/h=2/q=1/k=9/nope=6/rope=2/rank=8/dv=5/lengths=zero/dtype=bfloat16/seed=945",
     },
+    "Gradients: those of the cache are summed over the heads, those of the matrices over the batch.": {
+        "latent-gradients-float32": "b=2/h=3/q=5/k=7/nope=6/rope=2/rank=8/dv=5/grad=output/seed=950",
+        "latent-gradients-float64": "b=2/h=2/q=3/k=5/nope=4/rope=2/rank=6/dv=3/grad=output/dtype=float64/seed=951",
+        "latent-gradients-one-head-bfloat16": "q=5/k=7/nope=6/rope=2/rank=8/dv=6/grad=output/dtype=bfloat16/seed=952",
+        "latent-gradients-causal-bfloat16": (
+            "b=2/h=2/q=6/k=6/nope=6/rope=2/rank=8/dv=5/causal=upper_left/grad=output/dtype=bfloat16/seed=953"
+        ),
+        "latent-gradients-causal-float16": (
+            "h=3/q=6/k=6/nope=6/rope=2/rank=8/dv=5/causal=upper_left/grad=output/dtype=float16/seed=954"
+        ),
+        "latent-gradients-lse-float32": "b=2/h=2/q=4/k=6/nope=6/rope=2/rank=8/dv=5/grad=lse/seed=955",
+        "latent-gradients-lse-float16": "h=2/q=4/k=6/nope=6/rope=2/rank=8/dv=5/grad=lse/dtype=float16/seed=956",
+        "latent-gradients-scale-high-rank-float32": (
+            "h=2/q=4/k=6/nope=4/rope=2/rank=16/dv=4/scale=0.25/grad=output/seed=957"
+        ),
+        "latent-gradients-low-rank-float32": "b=2/h=2/q=4/k=6/nope=6/rope=4/rank=3/dv=5/grad=output/seed=958",
+    },
+    "Gradients of decoding: a token that does not exist has none, and adds nothing to those of the matrices.": {
+        "latent-gradients-decode-float32": (
+            "b=3/h=4/q=1/k=9/nope=6/rope=4/rank=12/dv=5/lengths=ragged/grad=output/seed=960"
+        ),
+        "latent-gradients-decode-bfloat16": (
+            "b=3/h=2/q=3/k=9/nope=6/rope=2/rank=8/dv=5/causal=lower_right/lengths=ragged/grad=output/dtype=bfloat16"
+            "/seed=961"
+        ),
+        "latent-gradients-empty-cache-float32": (
+            "b=3/h=2/q=2/k=7/nope=6/rope=2/rank=8/dv=5/lengths=zero/grad=output/seed=962"
+        ),
+    },
 }
 
 
@@ -64,10 +94,10 @@ class LatentProblem(WordProblem):
     """Latent attention. b, h, q, k: batch, heads, q_len, k_len; nope, rope, rank, dv: nope_dim, rope_dim, kv_rank,
     value_dim. causal: `none`, or the corner of the triangle. lengths: of the cache, `ragged` (1 to k_len, all in the
     last element), `zero` (the same, and none in the first) or `full`; beyond them the cache holds large numbers.
-    scale: 0 is the default. scores: factor on the query."""
+    scale: 0 is the default. scores: factor on the query. grad: `output`, or `lse` for both."""
 
     form: ClassVar[str] = "latent"
-    truths: ClassVar[tuple[str, ...]] = ("output", "lse")
+    truths: ClassVar[tuple[str, ...]] = ("output", "lse", *(f"grad_{name}" for name in LEAVES))
 
     b: int = 1
     h: int = 1
@@ -81,11 +111,14 @@ class LatentProblem(WordProblem):
     lengths: str = "none"
     scale: float = 0.0
     scores: float = 1.0
+    grad: str = ""
 
     def check(self) -> None:
         """Raise InputError where the words do not fit together."""
         if self.causal not in CAUSAL or self.lengths not in LENGTHS:
             raise InputError(f"causal is {self.causal!r}, lengths {self.lengths!r}: use {CAUSAL} and {LENGTHS}")
+        if self.grad not in ("", "output", "lse"):
+            raise InputError(f"grad is {self.grad!r}: use output or lse")
 
     def shapes(self) -> Shapes:
         """Return the dtype and shape of every stored tensor, by name."""
@@ -101,44 +134,41 @@ class LatentProblem(WordProblem):
         }
         if self.lengths != "none":
             shapes["key_lengths"] = ("int32", (self.b,))
+        if self.grad:
+            shapes["grad_output"] = (self.dtype, shapes["output"][1])
+            shapes |= {f"grad_{name}": ("float64", shapes[name][1]) for name in LEAVES}
+        if self.grad == "lse":
+            shapes["grad_lse"] = (lse_dtype(self.dtype), rows)
         return shapes
 
     def inputs(self) -> Tensors:
-        """Return query, the cache latent and key_rope, the matrices w_uk and w_uv, and key_lengths."""
-        draw, shapes, fmt = Source(self.seed), self.shapes(), format_named(self.dtype)
+        """Return query, the cache latent and key_rope, the matrices w_uk and w_uv, key_lengths, and what flows
+        back."""
+        draw, shapes = Source(self.seed), self.shapes()
         factor = {"query": self.scores, "w_uk": self.rank**-0.5, "w_uv": self.rank**-0.5}
-        drawn = {
-            name: draw.normal(name, shapes[name][1]) * factor.get(name, 1.0)
-            for name in ("query", *CACHE, "w_uk", "w_uv")
-        }
-        if self.lengths == "none":
-            return {name: to_tensor(x, fmt) for name, x in drawn.items()}
-        lengths = draw_lengths(draw, self.lengths, self.b, self.k)
-        absent = np.arange(self.k)[:, None] >= lengths[:, None, None]  # (batch, k_len, 1)
-        drawn |= {name: np.where(absent, drawn[name] * GARBAGE, drawn[name]) for name in CACHE}
-        tensors = {name: to_tensor(x, fmt) for name, x in drawn.items()}
-        return tensors | {"key_lengths": torch.from_numpy(lengths)}
+        names = [name for name in (*LEAVES, "grad_output", "grad_lse") if name in shapes]
+        drawn = {name: draw.normal(name, shapes[name][1]) * factor.get(name, 1.0) for name in names}
+        lengths = None
+        if self.lengths != "none":
+            lengths = draw_lengths(draw, self.lengths, self.b, self.k)
+            absent = np.arange(self.k)[:, None] >= lengths[:, None, None]  # (batch, k_len, 1)
+            drawn |= {name: np.where(absent, drawn[name] * GARBAGE, drawn[name]) for name in CACHE}
+        tensors = {name: to_tensor(x, format_named(shapes[name][0])) for name, x in drawn.items()}
+        return tensors if lengths is None else tensors | {"key_lengths": torch.from_numpy(lengths)}
 
     def truth(self, inputs: Tensors) -> Arrays:
-        """Return output and lse: each batch element alone, over the tokens that it has."""
-        given = {name: numbers(tensor) for name, tensor in inputs.items()}
-        rows = (self.b, self.h, self.q)
-        output, lse = np.zeros((*rows, self.dv)), np.full(rows, -np.inf)
-        for b, length in enumerate(given.get("key_lengths", np.full(self.b, self.k)).tolist()):
-            if length == 0:
-                continue
-            found = latent_attention(
-                given["query"][b : b + 1],
-                given["latent"][b : b + 1, :length],
-                given["key_rope"][b : b + 1, :length],
-                given["w_uk"],
-                given["w_uv"],
-                is_causal=self.causal != "none",
-                causal_alignment="lower_right" if self.causal == "lower_right" else "upper_left",
-                scale=self.scale or None,
-            )
-            output[b], lse[b] = found.output[0], found.lse[0]
-        return {"output": output, "lse": lse}
+        """Return output and lse, and the gradients where something flows back."""
+        x = {name: numbers(tensor) for name, tensor in inputs.items()}
+        tensors = [x[name] for name in LEAVES]
+        options: dict[str, Any] = {"scale": self.scale or None, "key_lengths": x.get("key_lengths")}
+        if self.causal != "none":
+            options |= {"is_causal": True, "causal_alignment": self.causal}
+        found = latent_attention(*tensors, **options)
+        results = {"output": found.output, "lse": found.lse}
+        if self.grad:
+            given = latent_backward(*tensors, x["grad_output"], grad_lse=x.get("grad_lse"), **options)
+            results |= {f"grad_{name}": getattr(given, name) for name in LEAVES}
+        return results
 
     def rules(self) -> tuple[str, ...]:
         """Return the ids of the rules that decide the answer."""
@@ -155,6 +185,7 @@ class LatentProblem(WordProblem):
             "key-lengths.zero": self.lengths == "zero",
             "mask.fully-masked-row": self.lengths == "zero",
             "softmax.lse": True,
+            "latent.gradient": bool(self.grad),
             "accuracy.latent-within-budget": True,
         }
         return tuple(rule for rule, decides in table.items() if decides)
