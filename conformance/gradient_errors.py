@@ -110,7 +110,7 @@ class Backward:
 def weight_terms(rows: Rows, errors: WeightErrors) -> Terms:
     """Return the terms p_ij of the sum dV_j = sum_i p_ij dO_i. Rule: `accuracy.weights-rounded-once`."""
     a, p = rows.arithmetic, rows.p
-    rounded = _rounded(rows, errors)
+    rounded = rounded_weights(rows, errors)
     coarse = torch.where(a.weights * p < a.weights_step, rounded, 0.0)  # subnormal weights of all rows may be one
     nothing = torch.zeros_like(p)
     return Terms(
@@ -145,7 +145,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     norm2 = backward.grad_output**2 @ (backward.value**2).mT
     product = w**2 * ((dim / 3 + 1) * a**2 + (dim / 6 + 1) * norm2)
     differences = w**2 * (a**2 + delta**2 + backward.grad_lse**2 + 3 * r**2)
-    row, row_fixed = _delta_errors(rows, errors, ties, backward, a, norm2)
+    row, row_fixed = delta_errors(rows, errors, ties, backward, a, norm2)
 
     work = (ds * errors.work) ** 2 + (p * errors.growth) ** 2 * (product + differences)
     off = CONFIDENCE * torch.sqrt(work) + p * errors.growth * (CONFIDENCE * row + row_fixed) + ds.abs() * errors.largest
@@ -164,7 +164,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
         stored_square += of_product**2
         stored_sum += of_product
     if arithmetic.scores:
-        of_weight = _rounded(rows, errors) * r.abs()
+        of_weight = rounded_weights(rows, errors) * r.abs()
         stored_square += (EAGER_STORES - 1) * rounded**2 + of_weight**2
         stored_sum += (EAGER_STORES - 1) * rounded + of_weight
         for part in (p * (a - delta).abs(), p * backward.grad_lse.abs()):  # stored one by one, then added
@@ -207,7 +207,7 @@ def _lse_errors(
     return random, fixed + (moved * tanh_error(rows)).sum(-1, keepdim=True)
 
 
-def _delta_errors(
+def delta_errors(
     rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: Backward, a: torch.Tensor, norm2: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the error of delta = rowsum(dO o O): what is random, in units of CONFIDENCE, and the rest; each (heads,
@@ -219,7 +219,7 @@ def _delta_errors(
     w, dim = arithmetic.work, backward.value.shape[-1]
     delta = (p * a).sum(-1, keepdim=True)
     from_mean = torch.where(p > 0, a - delta, 0.0)
-    rounded = _rounded(rows, errors)
+    rounded = rounded_weights(rows, errors)
 
     relative2 = errors.work**2 + errors.stored**2
     scores = torch.sqrt(ties * (p**2 * relative2 * from_mean**2).sum(-1, keepdim=True))
@@ -267,7 +267,7 @@ def drift(count: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     return count / 2 if arithmetic.drifts else torch.zeros_like(count)
 
 
-def _rounded(rows: Rows, errors: WeightErrors) -> torch.Tensor:
+def rounded_weights(rows: Rows, errors: WeightErrors) -> torch.Tensor:
     """Return by how much storing a weight may round it."""
     a = rows.arithmetic
     if not a.weights:

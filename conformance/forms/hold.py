@@ -73,7 +73,9 @@ FORMS = {
         refusals=quantised.REFUSALS,
     ),
     "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
-    "latent": Form(latent.run, latent.budgets, latent.AXES, latent.RULE, refusals=latent.REFUSALS),
+    "latent": Form(
+        latent.run, latent.budgets, latent.AXES, latent.RULE, wrong_rule=latent.wrong_rule, refusals=latent.REFUSALS
+    ),
     "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
     "alibi_bias": Form(
         alibi_bias.run, alibi_bias.budgets, alibi_bias.AXES, alibi_bias.RULE, refusals=alibi_bias.REFUSALS

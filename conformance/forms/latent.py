@@ -9,12 +9,13 @@ from typing import Any, cast
 import torch
 
 from attnspec.conformance.budget import arithmetic_of
+from attnspec.conformance.forms.latent_gradients import gradient_budgets
 from attnspec.conformance.forms.projections import apart_term, inner_products, layer_error, shared_term
 from attnspec.conformance.forms.refusals import Refusal, instead
-from attnspec.conformance.forms.target import Target, Tensors, named, need, ran
+from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran
 from attnspec.conformance.row_errors import CONFIDENCE, lse_error, output_error
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
-from attnspec.golden.forms.latent import LatentProblem
+from attnspec.golden.forms.latent import CACHE, LEAVES, LatentProblem
 from attnspec.golden.store import FormGolden
 from attnspec.reference import masks
 from attnspec.spec.dtypes import format_of
@@ -22,7 +23,8 @@ from attnspec.spec.dtypes import format_of
 RULE = "accuracy.latent-within-budget"
 ROWS = ("batch", "head", "row")
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS}
-TENSORS = ("query", "latent", "key_rope", "w_uk", "w_uv")
+AXES |= {"grad_query": (*ROWS, "column"), **{f"grad_{name}": ("batch", "key", "column") for name in CACHE}}
+AXES |= {f"grad_{name}": ("head", "row", "column") for name in ("w_uk", "w_uv")}
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:
@@ -30,11 +32,14 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     scale and key_lengths where the case has them.
 
     Shapes are those of `attnspec.reference.latent.latent_attention`. It returns the output, or (output, lse), and may
-    work in the expanded or the absorbed form. Raises NotSupported where the signature lacks a word or the target
-    refuses by NotImplementedError, Violation where it raises anything else.
+    work in the expanded or the absorbed form; gradients are asked for through autograd. Raises NotSupported where the
+    signature lacks a word, where the target refuses by NotImplementedError and where no gradient comes back, Violation
+    where it raises anything else.
     """
     problem = cast(LatentProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
+    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
+    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
     options: dict[str, Any] = {"scale": problem.scale} if problem.scale else {}
     if problem.causal != "none":
         options["is_causal"] = True
@@ -43,15 +48,17 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     if "key_lengths" in inputs:
         options["key_lengths"] = inputs["key_lengths"]
     need(target, options)
-    with torch.no_grad():
-        returned = ran(RULE, target, *(inputs[name] for name in TENSORS), **options)
-    return named(returned, ("output", "lse"), RULE)
+    with torch.set_grad_enabled(bool(flows)):
+        found = named(ran(RULE, target, *leaves.values(), **options), ("output", "lse"), RULE)
+    if flows:
+        found |= gradients(RULE, found, leaves, flows)
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
-    """Return the budget of each element of output and lse, float64: the larger one of the two forms, in either of which
-    a kernel may work. Raises InputError for an unknown class. Rules: `accuracy.latent-within-budget`,
-    `latent.absorbed`."""
+    """Return the budget of each element of output, lse and gradients, float64: the larger one of the two forms, in
+    either of which a kernel may work, and 0 for the gradient of a token that no query sees. Raises InputError for an
+    unknown class. Rules: `accuracy.latent-within-budget`, `latent.absorbed`, `latent.gradient`."""
     problem, inputs = cast(LatentProblem, golden.case.problem), golden.inputs
     a = arithmetic_of(format_of(inputs["query"].dtype), accuracy)
     lengths = inputs.get("key_lengths")
@@ -60,14 +67,25 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     visible = masks.visible(shape, None, problem.causal != "none", corner, lengths)
     scale = problem.scale or (problem.nope + problem.rope) ** -0.5
     found: dict[str, list[torch.Tensor]] = {"output": [], "lse": []}
+    seen = visible.any(-2)[:, 0, :, None]  # (batch, k_len, 1)
+    cache = {name: torch.where(seen, inputs[name], 0.0) for name in CACHE}
     for b in range(problem.b):
-        query, latent, key_rope = (inputs[name][b] for name in TENSORS[:3])
-        latent, key_rope = (torch.where(visible[b].any(1)[0][:, None], x, 0.0) for x in (latent, key_rope))
-        given = (query, latent, key_rope, inputs["w_uk"], inputs["w_uv"], visible[b], scale, a)
+        tokens = (inputs["query"][b], *(cache[name][b] for name in CACHE))
+        given = (*tokens, inputs["w_uk"], inputs["w_uv"], visible[b], scale, a)
         ways = (expanded_budget(*given), absorbed_budget(*given))
         for name, of_ways in zip(found, zip(*ways, strict=True), strict=True):
             found[name].append(torch.maximum(*of_ways))
-    return {name: torch.stack(parts) for name, parts in found.items()}
+    results = {name: torch.stack(parts) for name, parts in found.items()}
+    if problem.grad:
+        of_ways = gradient_budgets(inputs | cache, visible, scale, a)
+        results |= {f"grad_{name}": budget for name, budget in of_ways.items()}
+        results |= {f"grad_{name}": torch.where(seen, of_ways[name], 0.0) for name in CACHE}
+    return results
+
+
+def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
+    """Return the rule of a gradient; None for other results."""
+    return "latent.gradient" if name.startswith("grad_") else None
 
 
 def expanded_budget(

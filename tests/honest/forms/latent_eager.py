@@ -22,5 +22,7 @@ def target(query, latent, key_rope, w_uk, w_uv, *, is_causal=False, causal_align
         ends = torch.tensor([len(keys)]) if key_lengths is None else key_lengths
         last = (ends - q_len)[:, None, None, None] if causal_alignment == "lower_right" else 0
         hidden = hidden | (keys > torch.arange(q_len)[:, None] + last)
-    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
-    return (weights @ shared) @ w_uv.mT
+    scores = scores.masked_fill(hidden, -torch.inf)
+    weights = torch.softmax(scores, -1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    lse = torch.logsumexp(scores.to(torch.promote_types(scores.dtype, torch.float32)), -1)
+    return (weights @ shared) @ w_uv.mT, lse

@@ -1,0 +1,302 @@
+"""The budget of the gradients of latent attention: a backward pass in the expanded and in the absorbed form, each with
+an error at every step, and what these errors do to the results (chapter "accuracy", "Derivation for the forms").
+
+Shapes of a head: nope (q_len, nope_dim), rope (q_len, rope_dim), latent (k_len, kv_rank), key_rope (k_len, rope_dim),
+w_uk (nope_dim, kv_rank), w_uv (value_dim, kv_rank), grad_output (q_len, value_dim), grad_lse (q_len, 1), visible
+(q_len, k_len); those of a batch element have the heads before them, but for latent and key_rope. All are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.func import vjp, vmap
+
+from attnspec.conformance.forms.projections import inner_products, layer_error
+from attnspec.conformance.forms.target import Tensors
+from attnspec.conformance.gradient_errors import (
+    EAGER_STORES,
+    Backward,
+    WeightErrors,
+    delta_errors,
+    rounded_weights,
+)
+from attnspec.conformance.gradient_sums import FINISHING_ROUNDOFFS, row_ties
+from attnspec.conformance.row_errors import CONFIDENCE
+from attnspec.conformance.rows import Arithmetic, Rows, score_ties
+
+Pass = Callable[[Tensors, Tensors, float], Tensors]
+OF_HEADS = ("latent", "key_rope")  # results that the heads add up
+OF_BATCH = ("w_uk", "w_uv")  # results that the batch elements add up
+SCALE_ROUNDOFFS = 4  # of the scale and of log2(e), as constants and as factors: one error of all scores
+
+
+def gradient_budgets(inputs: Tensors, visible: torch.Tensor, scale: float, a: Arithmetic) -> Tensors:
+    """Return the budget of each element of the gradients of query, latent, key_rope, w_uk and w_uv, float64, each of
+    the shape of its input: the larger one of the two forms.
+
+    inputs: the tensors of a case with what flows back, the cache 0 where no query sees a token; visible: (batch,
+    heads, q_len, k_len). Rules: `accuracy.latent-within-budget`, `latent.gradient`.
+    """
+    wide = {name: x.double() for name, x in inputs.items() if name != "key_lengths"}
+    nope_dim = wide["w_uk"].shape[1]
+    nope, rope = wide["query"][..., :nope_dim], wide["query"][..., nope_dim:]
+    grad_lse = wide.get("grad_lse", torch.zeros(visible.shape[:3], dtype=torch.float64))[..., None]
+    of_ways = []
+    for bounds_of in (expanded_bounds, absorbed_bounds):
+        found: dict[str, list[Bound]] = {}
+        for b, seen in enumerate(visible):
+            x = {name: wide[name][b] for name in (*OF_HEADS, "grad_output")}
+            x |= {"nope": nope[b], "rope": rope[b], "grad_lse": grad_lse[b], "visible": seen}
+            for name, bound in bounds_of(x | {name: wide[name] for name in OF_BATCH}, scale, a).items():
+                found.setdefault(name, []).append(bound.added(a) if name in OF_HEADS else bound)
+        stacked = {name: Bound.stacked(bounds) for name, bounds in found.items()}
+        of_ways.append(
+            {name: (x.added(a) if name in OF_BATCH else x).budget(a) for name, x in stacked.items()}
+        )
+    return {name: torch.maximum(budget, of_ways[1][name]) for name, budget in of_ways[0].items()}
+
+
+def expanded_pass(x: Tensors, e: Tensors, scale: float) -> Tensors:
+    """Return the gradients of one head where keys and values are made of the cache, with errors e at the steps."""
+    key = x["latent"] @ x["w_uk"].mT + e["key"]  # (k_len, nope_dim)
+    value = x["latent"] @ x["w_uv"].mT + e["value"]  # (k_len, value_dim)
+    scores = scale * (x["nope"] @ key.mT + x["rope"] @ x["key_rope"].mT)
+    weights, back = _through_softmax(scores, x["grad_output"] @ value.mT, x, e, scale)
+    grad_key = back.mT @ x["nope"] + e["grad_key"]  # (k_len, nope_dim)
+    grad_value = weights.mT @ x["grad_output"] + e["grad_value"]  # (k_len, value_dim)
+    return {
+        "query": torch.cat([back @ key, back @ x["key_rope"]], -1),
+        "latent": grad_key @ x["w_uk"] + grad_value @ x["w_uv"],
+        "key_rope": back.mT @ x["rope"],
+        "w_uk": grad_key.mT @ x["latent"],
+        "w_uv": grad_value.mT @ x["latent"],
+    }
+
+
+def absorbed_pass(x: Tensors, e: Tensors, scale: float) -> Tensors:
+    """Return the gradients of one head where W^UK goes into the query, and W^UV out of the sum, with errors e at the
+    steps."""
+    query = x["nope"] @ x["w_uk"] + e["query"]  # (q_len, kv_rank)
+    flow = x["grad_output"] @ x["w_uv"] + e["flow"]  # (q_len, kv_rank)
+    scores = scale * (query @ x["latent"].mT + x["rope"] @ x["key_rope"].mT)
+    weights, back = _through_softmax(scores, flow @ x["latent"].mT, x, e, scale)
+    grad_query = back @ x["latent"] + e["grad_query"]  # (q_len, kv_rank)
+    attended = weights @ x["latent"] + e["attended"]  # (q_len, kv_rank)
+    return {
+        "query": torch.cat([grad_query @ x["w_uk"].mT, back @ x["key_rope"]], -1),
+        "latent": back.mT @ query + weights.mT @ flow,
+        "key_rope": back.mT @ x["rope"],
+        "w_uk": x["nope"].mT @ grad_query,
+        "w_uv": x["grad_output"].mT @ attended,
+    }
+
+
+def _through_softmax(
+    scores: torch.Tensor, product: torch.Tensor, x: Tensors, e: Tensors, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights as they are stored, and scale * dS, (q_len, k_len). product: dP."""
+    scores = torch.where(x["visible"], scores * (1 + e["scale"]), 0.0)
+    top = torch.where(x["visible"], scores, -torch.inf).amax(-1, keepdim=True).detach()
+    parts = torch.where(x["visible"], torch.exp(scores - torch.where(top == -torch.inf, 0.0, top)), 0.0)
+    total = parts.sum(-1, keepdim=True)
+    p = parts / torch.where(total == 0, 1.0, total)
+    delta = (p * product).sum(-1, keepdim=True) + e["delta"]
+    again = p * (1 + e["weight"] + e["lse"])
+    grad_scores = again * (product + e["product"] - delta + x["grad_lse"]) + e["grad_score"]
+    return again + e["stored"], scale * grad_scores
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A sum of gradients, and what it is off by: square, of random errors, in units of CONFIDENCE squared; fixed, the
+    rest; parts: how many of them a kernel may have stored before it added them up."""
+
+    total: torch.Tensor
+    square: torch.Tensor
+    fixed: torch.Tensor
+    parts: int = 1
+
+    @classmethod
+    def stacked(cls, bounds: list[Bound]) -> Bound:
+        """Return the bounds of several sums, one behind the other along a new first axis."""
+        tensors = (torch.stack([getattr(x, name) for x in bounds]) for name in ("total", "square", "fixed"))
+        return cls(*tensors, bounds[0].parts)
+
+    def added(self, a: Arithmetic) -> Bound:
+        """Return the bound of the sum over the first axis, whose parts may each be stored."""
+        count = len(self.total)
+        stored = ((a.weights * self.total) ** 2).sum(0) if count > 1 else 0.0
+        return Bound(self.total.sum(0), self.square.sum(0) + stored, self.fixed.sum(0), self.parts * count)
+
+    def budget(self, a: Arithmetic) -> torch.Tensor:
+        """Return the budget of the stored sum: equation (14)."""
+        size = self.total.abs()
+        error = CONFIDENCE * torch.sqrt(self.square) + self.fixed + FINISHING_ROUNDOFFS * a.work * size
+        return error + (1 + (a.scores > 0)) * a.output * (size + error) + (1 + self.parts) * a.tiny
+
+
+def expanded_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]:
+    """Return what the gradients of the heads of one batch element may be off by in the expanded form."""
+    key, value = x["latent"] @ x["w_uk"].mT, x["latent"] @ x["w_uv"].mT  # (heads, k_len, ...)
+    rope = x["key_rope"].expand(len(key), -1, -1)
+    query, flow = torch.cat([x["nope"], x["rope"]], -1), x["grad_output"]
+    rows = Rows.of(query, torch.cat([key, rope], -1), value, None, x["visible"], scale, a)
+    random, fixed, back = _softmax_errors(rows, x["visible"], Backward(flow, x["grad_lse"], value, 1.0))
+    for name, weight in (("key", "w_uk"), ("value", "w_uv")):
+        random[name] = torch.stack([layer_error(x["latent"], w, None, a.work, a.output) for w in x[weight]])
+    grad_key, of_key = _summed(back.mT, x["nope"], a)
+    grad_value, of_value = _summed(rows.p.mT, flow, a)
+    random |= {"grad_key": _stored(of_key, grad_key, a), "grad_value": _stored(of_value, grad_value, a)}
+    latent = [_layer(grad_key, x["w_uk"], a), _layer(grad_value, x["w_uv"], a)]
+    last = {
+        "query": _summed(back, torch.cat([key, rope], -1), a)[1],
+        "latent": _paths(latent, a),
+        "key_rope": _summed(back.mT, x["rope"], a)[1],
+        "w_uk": _layer(grad_key.mT, x["latent"], a)[1],
+        "w_uv": _layer(grad_value.mT, x["latent"], a)[1],
+    }
+    return _propagated(expanded_pass, x, scale, random, fixed, last)
+
+
+def absorbed_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]:
+    """Return what the gradients of the heads of one batch element may be off by in the absorbed form."""
+    heads = len(x["w_uk"])
+    query, flow = x["nope"] @ x["w_uk"], x["grad_output"] @ x["w_uv"]  # (heads, q_len, kv_rank)
+    latent, rope = (x[name].expand(heads, -1, -1) for name in ("latent", "key_rope"))
+    whole = torch.cat([query, x["rope"]], -1)
+    rows = Rows.of(whole, torch.cat([latent, rope], -1), latent, None, x["visible"], scale, a)
+    random, fixed, back = _softmax_errors(rows, x["visible"], Backward(flow, x["grad_lse"], latent, 1.0))
+    for name, token, weight in (("query", "nope", "w_uk"), ("flow", "grad_output", "w_uv")):
+        given = zip(x[token], x[weight], strict=True)
+        random[name] = torch.stack([layer_error(t, w.mT, None, a.work, a.output) for t, w in given])
+    apart = scale**2 * ((query @ latent.mT) ** 2 + (x["rope"] @ rope.mT) ** 2)  # scores of the two parts, stored
+    random["weight"] = torch.sqrt(random["weight"] ** 2 + a.scores**2 * torch.where(rows.p > 0, apart, 0.0))
+    attended, of_attended = _summed(rows.p, latent, a)
+    output = attended @ x["w_uv"].mT  # which delta may be made of, as well as of `attended`
+    of_output = a.output**2 * ((x["grad_output"] * output) ** 2).sum(-1, keepdim=True)
+    random["delta"] = torch.sqrt(random["delta"] ** 2 + of_output)
+    grad_query, of_query = _summed(back, latent, a)
+    random |= {"grad_query": _stored(of_query, grad_query, a), "attended": _stored(of_attended, attended, a)}
+    of_nope, of_rope = _layer(grad_query, x["w_uk"].mT, a)[1], _summed(back, rope, a)[1]
+    last = {
+        "query": torch.cat([of_nope, of_rope], -1),
+        "latent": _paths([_summed(back.mT, query, a), _summed(rows.p.mT, flow, a)], a),
+        "key_rope": _summed(back.mT, x["rope"], a)[1],
+        "w_uk": _layer(x["nope"].mT, grad_query, a)[1],
+        "w_uv": _layer(x["grad_output"].mT, attended, a)[1],
+    }
+    return _propagated(absorbed_pass, x, scale, random, fixed, last)
+
+
+def _softmax_errors(rows: Rows, visible: torch.Tensor, backward: Backward) -> tuple[Tensors, Tensors, torch.Tensor]:
+    """Return the sizes of the errors of `_through_softmax`, random ones, in units of CONFIDENCE, and common ones, and
+    scale * dS; those are (heads, q_len, k_len), but delta and lse (heads, q_len, 1) and scale (heads,)."""
+    a, p, ties = rows.arithmetic, rows.p, score_ties(rows)
+    errors = WeightErrors.of(rows, visible, ties)
+    dim = backward.value.shape[-1]
+    product = backward.grad_output @ backward.value.mT
+    norm2 = backward.grad_output**2 @ (backward.value**2).mT
+    delta = (p * product).sum(-1, keepdim=True)
+    row, row_fixed = delta_errors(rows, errors, ties, backward, product, norm2)
+    r = torch.where(p > 0, product - delta + backward.grad_lse, 0.0)
+    grad_scores = p * r
+    step = a.weights_step / (min(1.0, abs(rows.scale)) or 1.0) if a.weights else 0.0
+    together = torch.sqrt(torch.maximum(ties, row_ties(rows).mT))  # equal terms have equal errors
+
+    off2 = inner_products(dim, product, torch.sqrt(norm2), a.work) ** 2
+    off2 += a.work**2 * (product**2 + delta**2 + backward.grad_lse**2 + 3 * r**2)
+    off2 += (a.weights * product.abs()).clamp_min(step) ** 2
+    of_weight = rounded_weights(rows, errors)
+    coarse = a.weights * p < a.weights_step  # subnormal weights of all rows may round the same way
+    of_score = (a.weights * grad_scores.abs()).clamp_min(step) ** 2
+    if a.scores:
+        of_score = EAGER_STORES * of_score + (of_weight * r) ** 2
+        for part in (p * (product - delta), p * backward.grad_lse):
+            of_score += (a.weights * part.abs()).clamp_min(step) ** 2
+    random = {
+        "weight": together * torch.sqrt(errors.work**2 + errors.stored**2),
+        "lse": errors.lse,
+        "delta": row,
+        "product": together * errors.growth * torch.sqrt(off2),
+        "grad_score": torch.where(p > 0, together * torch.sqrt(of_score), 0.0),
+        "stored": torch.where(coarse, 0.0, together * of_weight),
+    }
+    largest = torch.where(p > 0, product.abs(), 0.0).amax(-1, keepdim=True)
+    lost = torch.where(p < a.weights_lost, p, 0.0) + torch.where(p > 0, a.flushed, 0.0) + 2 * errors.lost
+    fixed = {
+        "scale": torch.full(p.shape[:1], SCALE_ROUNDOFFS * a.work, dtype=torch.float64),
+        "weight": errors.shared,
+        "delta": row_fixed,
+        "grad_score": lost * (2 * largest + backward.grad_lse.abs()),
+        "stored": torch.where(coarse, of_weight, 0.0) + lost,
+    }
+    return random, fixed, rows.scale * grad_scores
+
+
+def _propagated(
+    steps: Pass, x: Tensors, scale: float, random: Tensors, fixed: Tensors, last: Tensors
+) -> dict[str, Bound]:
+    """Return the gradients of each head, (heads, ...), and what errors of these sizes do to them, to first order.
+
+    random: in units of CONFIDENCE; fixed: of errors that may all have one sign; last: random ones of the results
+    themselves.
+    """
+    zeros = {name: torch.zeros_like(size) for name, size in (fixed | random).items()}
+    dims = {name: None if name in OF_HEADS else 0 for name in x}
+    found = {}
+    for result in last:
+
+        def of_head(
+            given: Tensors, errors: Tensors, sizes: Tensors, commons: Tensors, result: str = result
+        ) -> tuple[torch.Tensor, ...]:
+            total, pull = vjp(lambda e: steps(given, e, scale)[result], errors)
+
+            def moved(direction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                (slopes,) = pull(direction)
+                square = sum((slopes[name] * size).square().sum() for name, size in sizes.items())
+                together = [slopes[name] * size for name, size in commons.items()]
+                parts = (_common(x) for x in together)
+                return torch.as_tensor(square), torch.as_tensor(sum(parts))
+
+            basis = torch.eye(total.numel(), dtype=torch.float64).view(-1, *total.shape)
+            square, common = vmap(moved)(basis)
+            return total, square.view(total.shape), common.view(total.shape)
+
+        total, square, common = vmap(of_head, in_dims=(dims, 0, 0, 0))(x, zeros, random, fixed)
+        found[result] = Bound(total, square + last[result] ** 2, common)
+    return found
+
+
+def _common(moved: torch.Tensor) -> torch.Tensor:
+    """Return what errors of one kind do that are a smooth function of what they fall on: their sum and a random rest,
+    never more than the sum of magnitudes."""
+    random = CONFIDENCE * torch.sqrt(moved.square().sum())
+    return torch.minimum(moved.sum().abs() + random, moved.abs().sum())
+
+
+def _summed(left: torch.Tensor, right: torch.Tensor, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return left @ right, a sum over keys or rows, and what its roundings amount to in units of CONFIDENCE: two a
+    term, and for 16 bits half of one more, of its partial sums."""
+    total, square = left @ right, left**2 @ right**2
+    steps = (2.5 if a.drifts else 2.0) * left.shape[-1]
+    return total, a.work * steps / CONFIDENCE * torch.sqrt(total**2 + square)
+
+
+def _layer(left: torch.Tensor, right: torch.Tensor, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return left @ right, the products of a layer, and what their roundings amount to in units of CONFIDENCE."""
+    total = left @ right
+    return total, inner_products(left.shape[-1], total, torch.sqrt(left**2 @ right**2), a.work)
+
+
+def _stored(error: torch.Tensor, total: torch.Tensor, a: Arithmetic) -> torch.Tensor:
+    """Return the error of a sum with that of its store."""
+    return torch.sqrt(error**2 + (a.output * total).square() + a.tiny**2)
+
+
+def _paths(paths: list[tuple[torch.Tensor, torch.Tensor]], a: Arithmetic) -> torch.Tensor:
+    """Return the error of a gradient that two paths add up to, each of which may be stored by every head, and for all
+    heads together."""
+    return torch.sqrt(sum((error**2 + (a.weights * total).square() for total, error in paths), torch.zeros(())))
