@@ -99,7 +99,7 @@ def expanded_budget(
     a: Arithmetic,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what output (heads, q_len, value_dim) and lse (heads, q_len) of one batch element may be off by where
-    keys and values are made for all heads. Chapter "accuracy", equation (9)."""
+    keys and values are made for all heads. Chapter "accuracy", equation (11)."""
     heads = len(w_uk)
     e_key, e_value = (torch.stack([layer_error(latent, w, None, a.work, a.output) for w in ws]) for ws in (w_uk, w_uv))
     c, q = latent.double(), query.double()
@@ -129,7 +129,7 @@ def absorbed_budget(
     a: Arithmetic,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what output (heads, q_len, value_dim) and lse (heads, q_len) of one batch element may be off by where W^UK
-    goes into the query and W^UV out of the sum. Chapter "accuracy", equation (10)."""
+    goes into the query and W^UV out of the sum. Chapter "accuracy", equation (12)."""
     heads, q_len, nope_dim, rank = *query.shape[:2], *w_uk.shape[1:]
     nope, rope = query[..., :nope_dim], query[..., nope_dim:].double()
     e_query = torch.stack([layer_error(x, w.T, None, a.work, a.output) for x, w in zip(nope, w_uk, strict=True)])
@@ -146,9 +146,14 @@ def absorbed_budget(
     total = rows.p @ values
     last = inner_products(rank, total, torch.sqrt(attended**2 @ weight2), a.work)
     of_query = rows.unit * shared_term(rows, slope, e_query, rows.v)
-    error = output_error(rows, ties) + CONFIDENCE * torch.sqrt(of_query**2 + alone2 @ weight2 + last**2)
+    parts2 = (scale * (q[..., :rank] @ c.T)) ** 2 + (scale * (rope @ key_rope.double().T)) ** 2
+    of_parts = torch.where(rows.p > 0, a.scores * torch.sqrt(parts2), 0.0)  # stored before they are added
+    moved2 = of_query**2 + (rows.unit * apart_term(rows, of_parts, ties)) ** 2
+    error = output_error(rows, ties) + CONFIDENCE * torch.sqrt(moved2 + alone2 @ weight2 + last**2)
     output = error + a.output * (total.abs() + error) + a.flushed * (rank + 1) + a.tiny
-    lse = lse_error(rows, ties) + CONFIDENCE * shared_term(rows, slope, e_query, None).squeeze(-1)
+    apart2 = ties * ((rows.p * of_parts) ** 2).sum(-1, keepdim=True)
+    of_lse = torch.sqrt(shared_term(rows, slope, e_query, None) ** 2 + apart2).squeeze(-1)
+    lse = lse_error(rows, ties) + CONFIDENCE * of_lse
     return output, torch.where(rows.count.squeeze(-1) > 0, lse, 0.0)
 
 

@@ -30,6 +30,7 @@ from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 Pass = Callable[[Tensors, Tensors, float], Tensors]
 OF_HEADS = ("latent", "key_rope")  # results that the heads add up
 OF_BATCH = ("w_uk", "w_uv")  # results that the batch elements add up
+DIRECTION_ELEMENTS = 2**22  # numbers of an error of a step, of all directions that are taken at a time
 SCALE_ROUNDOFFS = 4  # of the scale and of log2(e), as constants and as factors: one error of all scores
 
 
@@ -245,6 +246,7 @@ def _propagated(
     themselves.
     """
     zeros = {name: torch.zeros_like(size) for name, size in (fixed | random).items()}
+    largest = max(zero.numel() for zero in zeros.values())
     dims = {name: None if name in OF_HEADS else 0 for name in x}
     found = {}
     for result in last:
@@ -262,7 +264,7 @@ def _propagated(
                 return torch.as_tensor(square), torch.as_tensor(sum(parts))
 
             basis = torch.eye(total.numel(), dtype=torch.float64).view(-1, *total.shape)
-            square, common = vmap(moved)(basis)
+            square, common = vmap(moved, chunk_size=max(1, DIRECTION_ELEMENTS // largest))(basis)
             return total, square.view(total.shape), common.view(total.shape)
 
         total, square, common = vmap(of_head, in_dims=(dims, 0, 0, 0))(x, zeros, random, fixed)

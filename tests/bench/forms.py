@@ -30,9 +30,10 @@ from attnspec.conformance.forms.multi_head import parameters
 from attnspec.conformance.outcome import Violation
 from attnspec.golden.forms import FORMS as PROBLEMS
 from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
+from attnspec.golden.forms.latent import LEAVES
 from attnspec.golden.store import FormGolden
 from attnspec.reference.additive import additive_attention
-from attnspec.reference.latent import latent_attention
+from attnspec.reference.latent import latent_attention, latent_backward
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
 from attnspec.reference.quantised import quantised_attention
@@ -50,7 +51,8 @@ TARGETS = {  # form: target, accuracy class
     "paged": (("paged", "fused"), ("paged_stream", "fused")),
     "rope": (("rope", "fused"), ("rope_complex", "fused"), ("rope_table", "eager")),
     "quantised": (("quantised", "fused"), ("quantised_folded", "fused"), ("quantised_rounded", "eager")),
-    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"), ("latent_eager", "eager")),
+    "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"),
+               ("latent_absorbed_function", "fused"), ("latent_eager", "eager")),
 }  # fmt: skip
 
 
@@ -83,8 +85,11 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         return f"b={b}/hq={h}/hkv={rng.choice([1, h])}/q={q}/k={k}/{dims}/{said}{end}"
     if form == "latent":
         lengths = rng.choice(["", "lengths=ragged/", "causal=upper_left/", "lengths=ragged/causal=lower_right/"])
-        dims = f"nope={rng.choice([2, 16, 64])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, 128])}"
-        return f"b={b}/h={h}/q={q}/k={k}/{dims}/dv={rng.choice([2, 16, 64])}/{lengths}scores={scores}/{end}"
+        grad = rng.choice(["", "grad=output/", "grad=lse/"])
+        large, largest = ([], []) if grad else ([64], [128])  # a budget of gradients takes the derivative of each
+        dims = f"nope={rng.choice([2, 16, *large])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, *largest])}"
+        said = f"{dims}/dv={rng.choice([2, 16, *large])}/{lengths}scores={scores}/{grad}"
+        return f"b={b}/h={h}/q={q}/k={min(k, 17) if grad else k}/{said}{end}"
     mask = rng.choice(["", "causal/", "mask=bool.bhqk.random/"])
     grad = rng.choice(["", "grad/"])
     order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
@@ -164,11 +169,16 @@ def dequantised(problem: Any, inputs: Tensors) -> Tensors:
 
 
 def latent(problem: Any, inputs: Tensors) -> Tensors:
-    tensors = (inputs[name] for name in ("query", "latent", "key_rope", "w_uk", "w_uv"))
+    tensors = [inputs[name] for name in LEAVES]
     corner = "lower_right" if problem.causal == "lower_right" else "upper_left"
     options = {"is_causal": problem.causal != "none", "causal_alignment": corner}
-    found = latent_attention(*tensors, key_lengths=inputs.get("key_lengths"), **options)
-    return {"output": found.output, "lse": found.lse}
+    options |= {"key_lengths": inputs.get("key_lengths"), "scale": problem.scale or None}
+    found = latent_attention(*tensors, **options)
+    results = {"output": found.output, "lse": found.lse}
+    if problem.grad:
+        given = latent_backward(*tensors, inputs["grad_output"], grad_lse=inputs.get("grad_lse"), **options)
+        results |= {f"grad_{name}": getattr(given, name) for name in LEAVES}
+    return results
 
 
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
