@@ -9,13 +9,14 @@ import torch
 
 from attnspec.conformance.forms.context_parallel import held
 from attnspec.conformance.forms.hold import FORMS as HELD
+from attnspec.golden.forms.latent import LEAVES
 from attnspec.golden.store import FormGolden
 from attnspec.reference import alibi, document_masks, relative_bias
 from attnspec.reference.additive import additive_attention
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import backward
 from attnspec.reference.context_parallel import context_parallel_attention, context_parallel_backward
-from attnspec.reference.latent import absorbed_attention, latent_attention
+from attnspec.reference.latent import absorbed_attention, latent_attention, latent_backward
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
 from attnspec.reference.quantised import quantise, quantised_attention
@@ -58,13 +59,17 @@ def _dropout(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
 
 
 def _latent(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
-    tensors = [x[name] for name in ("query", "latent", "key_rope", "w_uk", "w_uv")]
+    tensors = [x[name] for name in LEAVES]
     options: dict[str, Any] = {"scale": problem.scale or None, "key_lengths": x.get("key_lengths")}
     if problem.causal != "none":
         options |= {"is_causal": True, "causal_alignment": problem.causal}
     work = absorbed_attention if problem.seed % 2 else latent_attention
     found = work(*tensors, **options)
-    return {"output": found.output, "lse": found.lse}
+    results = {"output": found.output, "lse": found.lse}
+    if problem.grad:
+        given = latent_backward(*tensors, x["grad_output"], grad_lse=x.get("grad_lse"), **options)
+        results |= {f"grad_{name}": getattr(given, name) for name in LEAVES}
+    return results
 
 
 def _alibi_slopes(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:

@@ -43,6 +43,7 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "quantised_rounded": ("quantised", "eager"),
     "latent_expanded": ("latent", "fused"),
     "latent_absorbed": ("latent", "fused"),
+    "latent_absorbed_function": ("latent", "fused"),
     "alibi_slopes": ("alibi_slopes", "fused"),
     "alibi_slopes_running": ("alibi_slopes", "fused"),
     "alibi_bias": ("alibi_bias", "fused"),

@@ -58,7 +58,7 @@ CITED = {
         "mask.visible-nan",
     },
     "latent": {
-        *(f"latent.{rule}" for rule in ("expanded", "absorbed", "scale", "shared-rope")),
+        *(f"latent.{rule}" for rule in ("expanded", "absorbed", "scale", "shared-rope", "gradient")),
         *(f"key-lengths.{rule}" for rule in ("visible", "absent", "causal", "zero")),
         *("attention.scale-explicit", "mask.causal-upper-left", "mask.fully-masked-row", "softmax.lse"),
         "accuracy.latent-within-budget",
@@ -259,6 +259,7 @@ def test_a_problem_is_read_as_it_is_written(case: FormCase) -> None:
         ("paged", "lengths=4.5/queries=1", "use a number for each of 2 sequences"),
         ("paged", "lengths=4/shared=2", "shared is 2: use 1 at most"),
         ("paged", "lengths=4/unused=some", "unused is 'some'"),
+        ("latent", "q=1/grad=both", "grad is 'both': use output or lse"),
         ("dropout", "q=1/k=1/d=1", "use dropout"),
         ("dropout", "q=1/k=1/d=1/dropout=0.5/lengths=full", "without key lengths"),
     ],

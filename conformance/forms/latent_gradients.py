@@ -54,9 +54,7 @@ def gradient_budgets(inputs: Tensors, visible: torch.Tensor, scale: float, a: Ar
             for name, bound in bounds_of(x | {name: wide[name] for name in OF_BATCH}, scale, a).items():
                 found.setdefault(name, []).append(bound.added(a) if name in OF_HEADS else bound)
         stacked = {name: Bound.stacked(bounds) for name, bounds in found.items()}
-        of_ways.append(
-            {name: (x.added(a) if name in OF_BATCH else x).budget(a) for name, x in stacked.items()}
-        )
+        of_ways.append({name: (x.added(a) if name in OF_BATCH else x).budget(a) for name, x in stacked.items()})
     return {name: torch.maximum(budget, of_ways[1][name]) for name, budget in of_ways[0].items()}
 
 

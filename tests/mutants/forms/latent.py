@@ -14,6 +14,17 @@ TAKEN = 'torch.einsum("bhqn,hnr->bhqr", nope, w_uk.to(wide))'
 OUTWARD = 'torch.einsum("bhqr,hvr->bhqv", attended.to(wide), w_uv.to(wide))'
 ROPE_SCORES = "        scores = scores + rope @ key_rope[:, None, place].to(wide).transpose(-1, -2)\n"
 FITS = "(len(w_uk), len(w_uv), rank, nope_dim) != (heads, heads, latent.shape[2], head_dim - key_rope.shape[2])"
+FUNCTION, GRADIENT, SUMMED = "forms/latent_absorbed_function", "latent.gradient", "gqa-heads/gqa-grad-not-summed"
+KEY_PATH = 'torch.einsum("bhqk,bhqr->bkr", grad_scores, absorbed)'
+VALUE_PATH = 'torch.einsum("bhqk,bhqr->bkr", weights, returned)'
+OF_ROPE = 'torch.einsum("bhqk,bhqp->bkp", grad_scores, q[..., nope_dim:])'
+OF_UK, OF_UV = (
+    'torch.einsum("bhqn,bhqr->hnr", q[..., :nope_dim], grad_absorbed)',
+    'torch.einsum("bhqv,bhqr->hvr", flow, attended)',
+)
+DELTA, TO_LSE = "delta = (returned * attended).sum(-1, keepdim=True)", "- delta + grad_lse[..., None])"
+AGAIN = "absorbed, scores = scores_of(q, c, kr, up_k, visible, ctx.scale)\n"
+FLOWS_BACK = 'returned = torch.einsum("bhqv,hvr->bhqr", flow, up_v)'
 
 MUTANTS = (
     Mutant("latent-rope-missing-from-the-scores", "forms/latent_absorbed", ROPE_SCORES, "", KIND, EXPANDED),
@@ -99,4 +110,54 @@ MUTANTS = (
     Mutant("latent-length-beyond-the-cache-taken", "forms/latent_absorbed",
            "int(lengths.max()) > k_len or int(lengths.min()) < 0", "False",
            "varlen-or-paged/varlen-boundary-leak", RANGE),
+    Mutant("latent-grad-of-head-0-in-the-keys", FUNCTION, KEY_PATH,
+           KEY_PATH.replace("grad_scores, absorbed", "grad_scores[:, :1], absorbed[:, :1]"), SUMMED, GRADIENT),
+    Mutant("latent-grad-of-the-last-head-in-the-values", FUNCTION, VALUE_PATH,
+           VALUE_PATH.replace("weights, returned", "weights[:, -1:], returned[:, -1:]"), SUMMED, GRADIENT),
+    Mutant("latent-grad-is-a-mean-of-the-heads", FUNCTION, f"{KEY_PATH} + {VALUE_PATH}",
+           f"({KEY_PATH} + {VALUE_PATH}) / q.shape[1]", SUMMED, GRADIENT),
+    Mutant("latent-grad-without-the-values", FUNCTION, f" + {VALUE_PATH}", "", KIND, GRADIENT),
+    Mutant("latent-grad-without-the-keys", FUNCTION, f"{KEY_PATH} + ", "", KIND, GRADIENT),
+    Mutant("latent-grad-of-the-keys-detached", "forms/latent_expanded", KEYS,
+           KEYS.replace("latent.", "latent.detach()."), KIND, GRADIENT),
+    Mutant("latent-grad-of-the-keys-without-the-scale", FUNCTION, KEY_PATH,
+           KEY_PATH.replace("grad_scores,", "grad_scores / ctx.scale,"), KIND, GRADIENT),
+    Mutant("latent-grad-of-rope-by-head-0", FUNCTION, OF_ROPE,
+           OF_ROPE.replace("grad_scores, q[..., nope_dim:]", "grad_scores[:, :1], q[:, :1, :, nope_dim:]"), SUMMED,
+           GRADIENT),
+    Mutant("latent-grad-of-rope-by-the-last-head", "forms/latent_expanded", ROPE_KEY,
+           f"{ROPE_KEY}\n    rope_key = torch.cat([rope_key[:, :-1].detach(), rope_key[:, -1:]], 1)", SUMMED, GRADIENT),
+    Mutant("latent-grad-of-rope-is-none", "forms/latent_absorbed", "rope @ key_rope[:, None, place].to(wide)",
+           "rope @ key_rope.detach()[:, None, place].to(wide)", KIND, GRADIENT),
+    Mutant("latent-grad-of-w-uk-of-batch-0", FUNCTION, OF_UK,
+           OF_UK.replace("q[..., :nope_dim], grad_absorbed", "q[:1, ..., :nope_dim], grad_absorbed[:1]"), SUMMED,
+           GRADIENT),
+    Mutant("latent-grad-of-w-uv-is-a-mean-of-the-batch", FUNCTION, OF_UV, f"{OF_UV} / len(flow)", SUMMED, GRADIENT),
+    Mutant("latent-grad-of-w-uv-of-the-last-batch", "forms/latent_expanded", VALUES,
+           f"{VALUES.replace('w_uv.', 'w_uv.detach().')}[:-1]", SUMMED, GRADIENT,
+           also=(("    rope_key =", f"    last = {VALUES}[-1:].to(dtype)\n    value = torch.cat([value, last])\n"
+                  "    rope_key ="),)),
+    Mutant("latent-grad-of-w-uk-without-the-scale", FUNCTION, OF_UK,
+           OF_UK.replace("grad_absorbed", "grad_absorbed / ctx.scale"), KIND, GRADIENT),
+    Mutant("latent-grad-of-w-uk-of-another-head", FUNCTION, OF_UK,
+           OF_UK.replace("grad_absorbed", "grad_absorbed.roll(1, 1)"), "gqa-heads/gqa-head-order", GRADIENT),
+    Mutant("latent-grad-of-w-uv-by-the-query", FUNCTION, OF_UV, OF_UV.replace("attended", "absorbed"), KIND, GRADIENT),
+    Mutant("latent-grad-of-the-query-by-head-0", FUNCTION, 'grad_absorbed, up_k)',
+           'grad_absorbed, up_k[:1].expand_as(up_k))', "gqa-heads/gqa-head-order", GRADIENT),
+    Mutant("latent-grad-without-delta", FUNCTION, DELTA, "delta = 0.0", KIND, GRADIENT),
+    Mutant("latent-grad-with-the-delta-of-the-query", FUNCTION, DELTA, DELTA.replace("attended", "absorbed"), KIND,
+           GRADIENT),
+    Mutant("latent-grad-with-the-delta-of-the-row-before", FUNCTION, DELTA,
+           f"{DELTA[:-1]}).roll(1, -2)", KIND, GRADIENT),
+    Mutant("latent-grad-of-the-lse-dropped", FUNCTION, TO_LSE, "- delta)",
+           "none public: few kernels give the lse a gradient", GRADIENT),
+    Mutant("latent-grad-of-the-lse-subtracted", FUNCTION, TO_LSE, "- delta - grad_lse[..., None])",
+           "none public: few kernels give the lse a gradient", GRADIENT),
+    Mutant("latent-grad-reaches-absent-tokens", FUNCTION, AGAIN, AGAIN.replace("visible", "torch.ones_like(visible)"),
+           "backward/fwd-bwd-mask-mismatch", GRADIENT),
+    Mutant("latent-grad-of-an-empty-cache-is-nan", FUNCTION, AGAIN,
+           f"{AGAIN}        scores = scores + 0 * lse\n", "tail-tile-or-block-multiple/backward-nan", GRADIENT),
+    Mutant("latent-grad-is-half", FUNCTION, FLOWS_BACK, f"{FLOWS_BACK} / 2", KIND, GRADIENT),
+    Mutant("latent-grad-through-bfloat16", FUNCTION, FLOWS_BACK, f"{FLOWS_BACK}.bfloat16().to(flow.dtype)", KIND,
+           GRADIENT),
 )  # fmt: skip
