@@ -70,11 +70,11 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     seen = visible.any(-2)[:, 0, :, None]  # (batch, k_len, 1)
     cache = {name: torch.where(seen, inputs[name], 0.0) for name in CACHE}
     for b in range(problem.b):
-        tokens = (inputs["query"][b], *(cache[name][b] for name in CACHE))
+        tokens = (inputs["query"][b], cache["latent"][b], cache["key_rope"][b])
         given = (*tokens, inputs["w_uk"], inputs["w_uv"], visible[b], scale, a)
         ways = (expanded_budget(*given), absorbed_budget(*given))
-        for name, of_ways in zip(found, zip(*ways, strict=True), strict=True):
-            found[name].append(torch.maximum(*of_ways))
+        for name, pair in zip(found, zip(*ways, strict=True), strict=True):
+            found[name].append(torch.maximum(*pair))
     results = {name: torch.stack(parts) for name, parts in found.items()}
     if problem.grad:
         of_ways = gradient_budgets(inputs | cache, visible, scale, a)

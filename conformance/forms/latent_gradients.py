@@ -8,13 +8,12 @@ w_uk (nope_dim, kv_rank), w_uv (value_dim, kv_rank), grad_output (q_len, value_d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch.func import vjp, vmap
 
 from attnspec.conformance.forms.projections import inner_products, layer_error
+from attnspec.conformance.forms.propagation import Bound, propagated
 from attnspec.conformance.forms.target import Tensors
 from attnspec.conformance.gradient_errors import (
     EAGER_STORES,
@@ -23,14 +22,12 @@ from attnspec.conformance.gradient_errors import (
     delta_errors,
     rounded_weights,
 )
-from attnspec.conformance.gradient_sums import FINISHING_ROUNDOFFS, row_ties
+from attnspec.conformance.gradient_sums import row_ties
 from attnspec.conformance.row_errors import CONFIDENCE
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 
-Pass = Callable[[Tensors, Tensors, float], Tensors]
 OF_HEADS = ("latent", "key_rope")  # results that the heads add up
 OF_BATCH = ("w_uk", "w_uv")  # results that the batch elements add up
-DIRECTION_ELEMENTS = 2**22  # numbers of an error of a step, of all directions that are taken at a time
 SCALE_ROUNDOFFS = 4  # of the scale and of log2(e), as constants and as factors: one error of all scores
 
 
@@ -108,35 +105,6 @@ def _through_softmax(
     return again + e["stored"], scale * grad_scores
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A sum of gradients, and what it is off by: square, of random errors, in units of CONFIDENCE squared; fixed, the
-    rest; parts: how many of them a kernel may have stored before it added them up."""
-
-    total: torch.Tensor
-    square: torch.Tensor
-    fixed: torch.Tensor
-    parts: int = 1
-
-    @classmethod
-    def stacked(cls, bounds: list[Bound]) -> Bound:
-        """Return the bounds of several sums, one behind the other along a new first axis."""
-        tensors = (torch.stack([getattr(x, name) for x in bounds]) for name in ("total", "square", "fixed"))
-        return cls(*tensors, bounds[0].parts)
-
-    def added(self, a: Arithmetic) -> Bound:
-        """Return the bound of the sum over the first axis, whose parts may each be stored."""
-        count = len(self.total)
-        stored = ((a.weights * self.total) ** 2).sum(0) if count > 1 else 0.0
-        return Bound(self.total.sum(0), self.square.sum(0) + stored, self.fixed.sum(0), self.parts * count)
-
-    def budget(self, a: Arithmetic) -> torch.Tensor:
-        """Return the budget of the stored sum: equation (14)."""
-        size = self.total.abs()
-        error = CONFIDENCE * torch.sqrt(self.square) + self.fixed + FINISHING_ROUNDOFFS * a.work * size
-        return error + (1 + (a.scores > 0)) * a.output * (size + error) + (1 + self.parts) * a.tiny
-
-
 def expanded_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]:
     """Return what the gradients of the heads of one batch element may be off by in the expanded form."""
     key, value = x["latent"] @ x["w_uk"].mT, x["latent"] @ x["w_uv"].mT  # (heads, k_len, ...)
@@ -157,7 +125,7 @@ def expanded_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]
         "w_uk": _layer(grad_key.mT, x["latent"], a)[1],
         "w_uv": _layer(grad_value.mT, x["latent"], a)[1],
     }
-    return _propagated(expanded_pass, x, scale, random, fixed, last)
+    return propagated(partial(expanded_pass, scale=scale), x, OF_HEADS, random, fixed, last)
 
 
 def absorbed_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]:
@@ -187,12 +155,15 @@ def absorbed_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]
         "w_uk": _layer(x["nope"].mT, grad_query, a)[1],
         "w_uv": _layer(x["grad_output"].mT, attended, a)[1],
     }
-    return _propagated(absorbed_pass, x, scale, random, fixed, last)
+    return propagated(partial(absorbed_pass, scale=scale), x, OF_HEADS, random, fixed, last)
 
 
 def _softmax_errors(rows: Rows, visible: torch.Tensor, backward: Backward) -> tuple[Tensors, Tensors, torch.Tensor]:
     """Return the sizes of the errors of `_through_softmax`, random ones, in units of CONFIDENCE, and common ones, and
-    scale * dS; those are (heads, q_len, k_len), but delta and lse (heads, q_len, 1) and scale (heads,)."""
+    scale * dS. Each is (heads, q_len, k_len), but for delta and lse, (heads, q_len, 1), and scale, (heads,).
+
+    They are those of the budget of gradients: `attnspec.conformance.gradient_errors`.
+    """
     a, p, ties = rows.arithmetic, rows.p, score_ties(rows)
     errors = WeightErrors.of(rows, visible, ties)
     dim = backward.value.shape[-1]
@@ -235,48 +206,6 @@ def _softmax_errors(rows: Rows, visible: torch.Tensor, backward: Backward) -> tu
     return random, fixed, rows.scale * grad_scores
 
 
-def _propagated(
-    steps: Pass, x: Tensors, scale: float, random: Tensors, fixed: Tensors, last: Tensors
-) -> dict[str, Bound]:
-    """Return the gradients of each head, (heads, ...), and what errors of these sizes do to them, to first order.
-
-    random: in units of CONFIDENCE; fixed: of errors that may all have one sign; last: random ones of the results
-    themselves.
-    """
-    zeros = {name: torch.zeros_like(size) for name, size in (fixed | random).items()}
-    largest = max(zero.numel() for zero in zeros.values())
-    dims = {name: None if name in OF_HEADS else 0 for name in x}
-    found = {}
-    for result in last:
-
-        def of_head(
-            given: Tensors, errors: Tensors, sizes: Tensors, commons: Tensors, result: str = result
-        ) -> tuple[torch.Tensor, ...]:
-            total, pull = vjp(lambda e: steps(given, e, scale)[result], errors)
-
-            def moved(direction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                (slopes,) = pull(direction)
-                square = sum((slopes[name] * size).square().sum() for name, size in sizes.items())
-                together = [slopes[name] * size for name, size in commons.items()]
-                parts = (_common(x) for x in together)
-                return torch.as_tensor(square), torch.as_tensor(sum(parts))
-
-            basis = torch.eye(total.numel(), dtype=torch.float64).view(-1, *total.shape)
-            square, common = vmap(moved, chunk_size=max(1, DIRECTION_ELEMENTS // largest))(basis)
-            return total, square.view(total.shape), common.view(total.shape)
-
-        total, square, common = vmap(of_head, in_dims=(dims, 0, 0, 0))(x, zeros, random, fixed)
-        found[result] = Bound(total, square + last[result] ** 2, common)
-    return found
-
-
-def _common(moved: torch.Tensor) -> torch.Tensor:
-    """Return what errors of one kind do that are a smooth function of what they fall on: their sum and a random rest,
-    never more than the sum of magnitudes."""
-    random = CONFIDENCE * torch.sqrt(moved.square().sum())
-    return torch.minimum(moved.sum().abs() + random, moved.abs().sum())
-
-
 def _summed(left: torch.Tensor, right: torch.Tensor, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
     """Return left @ right, a sum over keys or rows, and what its roundings amount to in units of CONFIDENCE: two a
     term, and for 16 bits half of one more, of its partial sums."""
@@ -297,6 +226,10 @@ def _stored(error: torch.Tensor, total: torch.Tensor, a: Arithmetic) -> torch.Te
 
 
 def _paths(paths: list[tuple[torch.Tensor, torch.Tensor]], a: Arithmetic) -> torch.Tensor:
-    """Return the error of a gradient that two paths add up to, each of which may be stored by every head, and for all
-    heads together."""
-    return torch.sqrt(sum((error**2 + (a.weights * total).square() for total, error in paths), torch.zeros(())))
+    """Return the error of a gradient that two paths add up to, each of which may be stored by every head, and once more
+    when the heads are added up, which is spread over the heads here."""
+    square = torch.zeros(())
+    for total, error in paths:
+        of_heads = (a.weights * total.sum(0)) ** 2 / len(total)
+        square = square + error**2 + (a.weights * total) ** 2 + of_heads
+    return torch.sqrt(square)

@@ -166,7 +166,8 @@ class LatentProblem(WordProblem):
         found = latent_attention(*tensors, **options)
         results = {"output": found.output, "lse": found.lse}
         if self.grad:
-            given = latent_backward(*tensors, x["grad_output"], grad_lse=x.get("grad_lse"), **options)
+            options |= {name: x.get(name) for name in ("grad_output", "grad_lse")}
+            given = latent_backward(*tensors, **options)
             results |= {f"grad_{name}": getattr(given, name) for name in LEAVES}
         return results
 

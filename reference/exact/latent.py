@@ -109,13 +109,11 @@ def latent_backward(
     if flow.shape != (*rows, w_uv.shape[1]) or of_lse.shape != rows:
         expected = f"use {(*rows, w_uv.shape[1])} and {rows}"
         raise InputError(f"grad_output has shape {flow.shape} and grad_lse {of_lse.shape}: {expected}")
-    seeing = {place: head.visible.any(axis=1) for place, head in heads.items()}
-    backward = {
-        place: LatentHeadGradient(
-            head, np.where(seeing[place][:, None], flow[place], 0.0), np.where(seeing[place], of_lse[place], 0.0)
-        )
-        for place, head in heads.items()
-    }
+    backward = {}
+    for place, head in heads.items():
+        seeing = np.asarray(head.visible.any(axis=1))
+        arriving = np.where(seeing[:, None], flow[place], 0.0), np.where(seeing, of_lse[place], 0.0)
+        backward[place] = LatentHeadGradient(head, *arriving)
     shapes = dict(zip(("query", "latent", "key_rope", "w_uk", "w_uv"), (x.shape for x in given), strict=True))
     return _Gradients(backward, shapes, scale_of(checked_scale(scale), query.shape[3])).rounded(rounded_to)
 
@@ -140,7 +138,7 @@ def _heads(
     for b, length in enumerate(checked_lengths(key_lengths, batch, c.shape[1])):
         visible = np.zeros((q_len, c.shape[1]), dtype=np.bool_)
         visible[:, :length] = causal_visible(q_len, length, causal_alignment) if is_causal else True
-        seen = visible.any(axis=0)[:, None]
+        seen = np.asarray(visible.any(axis=0))[:, None]
         tokens = np.where(seen, c[b], 0.0), np.where(seen, k_rope[b], 0.0)
         for h in range(heads):
             nope, rope = q[b, h, :, :nope_dim], q[b, h, :, nope_dim:]
