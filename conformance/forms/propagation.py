@@ -45,7 +45,7 @@ class Bound:
         return Bound(self.total.sum(0), self.square.sum(0) + stored, self.fixed.sum(0), self.parts * count)
 
     def budget(self, a: Arithmetic) -> torch.Tensor:
-        """Return the budget of the stored sum: equation (14)."""
+        """Return the budget of the stored sum: equation (13)."""
         size = self.total.abs()
         error = CONFIDENCE * torch.sqrt(self.square) + self.fixed + FINISHING_ROUNDOFFS * a.work * size
         return error + (1 + (a.scores > 0)) * a.output * (size + error) + (1 + self.parts) * a.tiny
