@@ -115,3 +115,16 @@ def test_a_row_of_no_key_is_exact_in_latent_attention() -> None:
         output, lse = work(**given, scale=1.0, a=arithmetic_of(format_of(torch.float32)))
         assert output.item() < 2.0**-120
         assert lse.item() == 0
+
+
+def test_class_eager_stores_the_two_parts_of_a_score_of_the_absorbed_form() -> None:
+    """The parts are 3 and -3: their sum, 0, is stored without an error."""
+    given = one_token(torch.bfloat16)
+    given |= {"query": torch.tensor([[[1.0, -3.0]]]).bfloat16(), "key_rope": torch.ones(1, 1).bfloat16()}
+    fused, eager = (
+        latent.absorbed_budget(**given, scale=1.0, a=arithmetic_of(format_of(torch.bfloat16), accuracy))[1].item()
+        for accuracy in ("fused", "eager")
+    )
+    layer = 3.0  # q W^UK is stored in either class
+    parts = CONFIDENCE * 2.0**-8 * ((layer**2 + 2 * 3.0**2) ** 0.5 - layer)
+    assert eager - fused == pytest.approx(parts, rel=1e-3)

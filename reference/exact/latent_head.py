@@ -63,8 +63,8 @@ class LatentHead:
 class LatentHeadGradient(RowGradients):
     """The head with grad_output (q_len, value_dim) and grad_lse (q_len,), finite, and 0 in rows that see no key.
 
-    The gradient of an entry is the sum of what the rows add through the gradients of the scores, times the scale, and
-    through the weights. `of_...` returns the two of one row; the first is None where an entry has no such part.
+    A gradient is the scale times what the gradients of the scores add, and what the weights add: `balls` of all
+    entries, `to_...` the addends of the rows to one. dropped: none, since latent attention has no dropout here.
     """
 
     head: LatentHead
