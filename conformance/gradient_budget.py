@@ -15,7 +15,7 @@ import torch
 
 from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, positions_of, sinks_as_keys
 from attnspec.conformance.gradient_cap import below_cap
-from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, weight_terms
+from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, step_of, weight_terms
 from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 from attnspec.reference import grouped_heads, masks
@@ -189,12 +189,12 @@ class _Gradients:
         ties, equal_rows = score_ties(rows), row_ties(rows)
         errors = WeightErrors.of(rows, inputs.visible[reader, heads, part], ties)
         of_scores = score_terms(rows, errors, ties, backward)
-        of_scaled = below_cap(rows, of_scores)
+        of_scaled = below_cap(rows, of_scores, step_of(rows, backward))
         of_query = Sums()
         of_query.add(of_scaled, OverKeys(inputs.scale * inputs.key[reader, heads]), ties)
         of_query.end_part()
         self.budget.query.view(-1, *inputs.query.shape[2:])[inputs.place[reader, heads], part] = _bound(
-            of_query, self.arithmetic, inputs.unit
+            of_query, self.arithmetic, inputs.unit, inputs.scale
         )
         self.of_key.add(of_scaled, OverRows(inputs.scale * inputs.query[reader, heads, part]), equal_rows)
         self.of_value.add(weight_terms(rows, errors), OverRows(backward.grad_output), equal_rows)
@@ -220,11 +220,11 @@ class _Gradients:
 
     def end_owners(self, inputs: _Inputs, heads: slice) -> None:
         """Say that all readers of these owners are in, and turn their sums into bounds."""
-        for budget, sums, unit in (
-            (self.budget.key, self.of_key, inputs.unit),
-            (self.budget.value, self.of_value, inputs.of_output),
+        for budget, sums, unit, scale in (
+            (self.budget.key, self.of_key, inputs.unit, inputs.scale),
+            (self.budget.value, self.of_value, inputs.of_output, None),
         ):
-            budget.view(-1, *budget.shape[2:])[heads] = _bound(sums, self.arithmetic, unit)[:, : self.k_len]
+            budget.view(-1, *budget.shape[2:])[heads] = _bound(sums, self.arithmetic, unit, scale)[:, : self.k_len]
         self.of_key, self.of_value = Sums(), Sums()
 
     def finish(self, inputs: _Inputs) -> None:
@@ -256,9 +256,9 @@ def _check_gradients(call: Call, grad_output: torch.Tensor, grad_lse: torch.Tens
         raise InputError(f"grad_lse is {tuple(grad_lse.shape)}: use the shape of the lse, {expected[:3]}")
 
 
-def _bound(sums: Sums, arithmetic: Arithmetic, unit: float) -> torch.Tensor:
+def _bound(sums: Sums, arithmetic: Arithmetic, unit: float, scale: float | None = None) -> torch.Tensor:
     """Return the bound of a gradient as a finite number."""
-    return sums.bound(arithmetic, unit).nan_to_num(nan=LARGEST, posinf=LARGEST)
+    return sums.bound(arithmetic, unit, scale).nan_to_num(nan=LARGEST, posinf=LARGEST)
 
 
 def _stored_as(arithmetic: Arithmetic, dtype: torch.dtype) -> Arithmetic:

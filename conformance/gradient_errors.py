@@ -150,8 +150,7 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
     work = (ds * errors.work) ** 2 + (p * errors.growth) ** 2 * (product + differences)
     off = CONFIDENCE * torch.sqrt(work) + p * errors.growth * (CONFIDENCE * row + row_fixed) + ds.abs() * errors.largest
 
-    scaled = min(1.0, abs(rows.scale)) or 1.0  # dS may be stored after it is scaled
-    step = arithmetic.weights_step / backward.unit / scaled if u else 0.0
+    step = step_of(rows, backward)
     rounded = torch.where(ds.abs() >= step, (u * ds.abs()).clamp_min(step), off.clamp_max(step))
     largest = torch.where(p > 0, a.abs(), 0.0).amax(-1, keepdim=True)
     tiny = torch.where(p < TINY_WEIGHT, p, 0.0) + 2 * errors.lost
@@ -187,6 +186,13 @@ def score_terms(rows: Rows, errors: WeightErrors, ties: torch.Tensor, backward: 
         of_z=_derivative(ds, p, a, _centred(rows, rows.z)),
         of_s=_derivative(ds, p, a, _centred(rows, rows.slope * rows.s)),
     )
+
+
+def step_of(rows: Rows, backward: Backward) -> float:
+    """Return what storing a dS near 0 rounds at the most, 0 where none is stored: it may be stored after it is
+    scaled."""
+    scaled = min(1.0, abs(rows.scale)) or 1.0
+    return rows.arithmetic.weights_step / backward.unit / scaled if rows.arithmetic.weights else 0.0
 
 
 def _lse_errors(

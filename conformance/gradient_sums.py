@@ -183,8 +183,9 @@ class Sums:
         self.parts_sum = self.parts_sum + self.part.abs()
         self.part = torch.zeros(())
 
-    def bound(self, arithmetic: Arithmetic, unit: float) -> torch.Tensor:
-        """Return the bound on the error of the stored sum, times `unit`. Chapter "accuracy", equation (5)."""
+    def bound(self, arithmetic: Arithmetic, unit: float, scale: float | None = None) -> torch.Tensor:
+        """Return the bound on the error of the stored sum, times `unit`. scale: of the scores, where a kernel of class
+        eager may store the sum, scale it and store it again. Chapter "accuracy", equation (5)."""
         a, of = arithmetic, self.of
         ties = torch.minimum(self.ties, of["count"]).clamp_min(1.0)
         error = _random(of["work"], ties)
@@ -200,6 +201,8 @@ class Sums:
             rounded = torch.minimum(CONFIDENCE * torch.sqrt(self.parts_square), self.parts_sum)
             error += a.weights * rounded + self.parts * a.tiny / unit
         error += (1 + (a.scores > 0)) * a.output * (of["total"].abs() + error)  # eager stores once more: the scale
+        if scale is not None and a.scores:
+            error += torch.where(of["count"] > 0, max(1.0, abs(scale)) * a.tiny / unit, 0.0)
         return unit * error + a.tiny
 
 

@@ -1,12 +1,13 @@
-"""Paged keys and values: a cache in pages that a table puts in order (chapter "paged")."""
+"""Paged keys and values: a cache in pages that a table puts in order, forward and backward (chapter "paged")."""
 
 from __future__ import annotations
 
 import torch
 
 from attnspec.reference.attention import attention
-from attnspec.reference.packed import packed_attention
-from attnspec.spec.call import Result
+from attnspec.reference.backward import backward
+from attnspec.reference.packed import packed_attention, packed_backward
+from attnspec.spec.call import Gradients, Result
 from attnspec.spec.errors import InputError
 
 
@@ -30,9 +31,7 @@ def paged_attention(
     `paged.absent`, `paged.page-size`, `paged.causal`. Source: flash-attention, `flash_attn_with_kvcache`; Kwon et al.
     2023, section 4.
     """
-    if key_pages.shape[:3] != value_pages.shape[:3]:
-        shapes = f"key_pages {tuple(key_pages.shape)} and value_pages {tuple(value_pages.shape)}"
-        raise InputError(f"{shapes} differ in blocks, page size or heads")
+    check_pools(key_pages, value_pages)
     result = attention(
         query,
         contiguous(key_pages, block_table, key_lengths),
@@ -65,17 +64,97 @@ def packed_paged_attention(
     InputError as the two do. Rule: `paged.packed-queries`. Source: vLLM; FlashInfer,
     `BatchPrefillWithPagedKVCacheWrapper`.
     """
-    keys, values = (in_order(pages, block_table, key_lengths) for pages in (key_pages, value_pages))
-    none = torch.zeros(1, dtype=torch.int64)
+    check_pools(key_pages, value_pages)
     return packed_attention(
         query,
-        torch.cat([key_pages.new_zeros(0, *key_pages.shape[2:]), *keys]),
-        torch.cat([value_pages.new_zeros(0, *value_pages.shape[2:]), *values]),
+        end_to_end(key_pages, block_table, key_lengths),
+        end_to_end(value_pages, block_table, key_lengths),
         cu_seqlens_q,
-        torch.cat([none, key_lengths.long().cumsum(0)]),
+        boundaries(key_lengths),
         is_causal=is_causal,
         causal_alignment="lower_right",
         scale=scale,
+    )
+
+
+def paged_backward(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    grad_output: torch.Tensor,
+    block_table: torch.Tensor,
+    key_lengths: torch.Tensor,
+    *,
+    grad_lse: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Gradients:
+    """Return the gradients of a loss with respect to query, key_pages and value_pages, in float64.
+
+    query to key_lengths and is_causal, scale are those of `paged_attention`. grad_output: (batch, q_heads, q_len,
+    value_dim); grad_lse: (batch, q_heads, q_len), None for 0. Slots that no sequence reads have gradient 0. Raises
+    InputError as `paged_attention` does, and where the gradients that come in have other shapes. Rule:
+    `paged.backward`. Source: chapter "paged", the sum over the readers of a slot.
+    """
+    check_pools(key_pages, value_pages)
+    of_keys = backward(
+        query,
+        contiguous(key_pages, block_table, key_lengths),
+        contiguous(value_pages, block_table, key_lengths),
+        grad_output,
+        grad_lse=grad_lse,
+        is_causal=is_causal,
+        causal_alignment="lower_right",
+        scale=scale,
+        enable_gqa=True,
+        key_lengths=key_lengths,
+    )
+    lengths = key_lengths.tolist()
+    keys, values = (
+        [sequence[:, :n].transpose(0, 1) for sequence, n in zip(grads, lengths, strict=True)]  # (length, kv_heads, dim)
+        for grads in (of_keys.key, of_keys.value)
+    )
+    return Gradients(
+        of_keys.query, into_pages(keys, key_pages, block_table), into_pages(values, value_pages, block_table)
+    )
+
+
+def packed_paged_backward(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    grad_output: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    block_table: torch.Tensor,
+    key_lengths: torch.Tensor,
+    *,
+    grad_lse: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Gradients:
+    """Return the gradients of a loss with respect to packed queries, key_pages and value_pages, in float64.
+
+    query to key_lengths and is_causal, scale are those of `packed_paged_attention`. grad_output: (total_q, q_heads,
+    value_dim); grad_lse: (q_heads, total_q), None for 0. Raises InputError as `packed_paged_attention` does, and where
+    the gradients that come in have other shapes. Rules: `paged.backward`, `paged.packed-queries`.
+    """
+    check_pools(key_pages, value_pages)
+    of_keys = packed_backward(
+        query,
+        end_to_end(key_pages, block_table, key_lengths),
+        end_to_end(value_pages, block_table, key_lengths),
+        grad_output,
+        cu_seqlens_q,
+        boundaries(key_lengths),
+        grad_lse=grad_lse,
+        is_causal=is_causal,
+        causal_alignment="lower_right",
+        scale=scale,
+    )
+    lengths = key_lengths.tolist()
+    keys, values = (list(torch.split(grads, lengths)) for grads in (of_keys.key, of_keys.value))
+    return Gradients(
+        of_keys.query, into_pages(keys, key_pages, block_table), into_pages(values, value_pages, block_table)
     )
 
 
@@ -105,13 +184,49 @@ def in_order(pages: torch.Tensor, block_table: torch.Tensor, key_lengths: torch.
     4.3.
     """
     check_pages(pages, block_table, key_lengths)
-    page_size = pages.shape[1]
-    sequences = []
-    for b, length in enumerate(key_lengths.tolist()):
-        j = torch.arange(length)
-        blocks = block_table[b, j // page_size].long()  # (length,)
-        sequences.append(pages[blocks, j % page_size])  # (length, kv_heads, dim)
-    return sequences
+    return [
+        pages[places(row, length, pages.shape[1])]  # (length, kv_heads, dim)
+        for row, length in zip(block_table, key_lengths.tolist(), strict=True)
+    ]
+
+
+def into_pages(sequences: list[torch.Tensor], pages: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
+    """Return what the keys of all sequences add to the slots that they lie in, float64 of the shape of `pages`.
+
+    sequences: (key_lengths[b], kv_heads, dim) for each, as `in_order` gives them, of which this is the adjoint:
+
+        slot (block, s) = sum over b and j with block_table[b, floor(j / page_size)] = block, j mod page_size = s
+
+    pages: (num_blocks, page_size, kv_heads, dim). Slots that no sequence reads are 0. Rule: `paged.backward`.
+    """
+    total = torch.zeros(pages.shape, dtype=torch.float64)
+    for sequence, row in zip(sequences, block_table, strict=True):
+        total.index_put_(places(row, len(sequence), pages.shape[1]), sequence.double(), accumulate=True)
+    return total
+
+
+def places(row: torch.Tensor, length: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the block and the slot of each key of a sequence, (length,) int64. row: its row of the table."""
+    j = torch.arange(length)
+    return row[j // page_size].long(), j % page_size
+
+
+def end_to_end(pages: torch.Tensor, block_table: torch.Tensor, key_lengths: torch.Tensor) -> torch.Tensor:
+    """Return the keys or values of all sequences laid end to end, (total_k, kv_heads, dim). Arguments and errors are
+    those of `in_order`."""
+    return torch.cat([pages.new_zeros(0, *pages.shape[2:]), *in_order(pages, block_table, key_lengths)])
+
+
+def boundaries(key_lengths: torch.Tensor) -> torch.Tensor:
+    """Return where sequences of these lengths begin and end when they are laid end to end, int64 (batch + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), key_lengths.long().cumsum(0)])
+
+
+def check_pools(key_pages: torch.Tensor, value_pages: torch.Tensor) -> None:
+    """Raise InputError unless keys and values lie in pages of the same number, size and heads."""
+    if key_pages.shape[:3] != value_pages.shape[:3]:
+        shapes = f"key_pages {tuple(key_pages.shape)} and value_pages {tuple(value_pages.shape)}"
+        raise InputError(f"{shapes} differ in blocks, page size or heads")
 
 
 def check_pages(pages: torch.Tensor, block_table: torch.Tensor, key_lengths: torch.Tensor) -> None:

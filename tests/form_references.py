@@ -93,7 +93,10 @@ def _relative_bucket(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
 def _relative_bias(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
     options = {"max_distance": problem.max_distance, "bidirectional": not problem.causal}
     options["alignment"] = problem.corner
-    return {"bias": relative_bias.relative_bias(x["table"], problem.q, problem.k, **options)}
+    found = {"bias": relative_bias.relative_bias(x["table"], problem.q, problem.k, **options)}
+    if problem.grad:
+        found["grad_table"] = relative_bias.relative_bias_backward(x["grad_bias"], problem.buckets, **options)
+    return found
 
 
 def _document_mask(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:

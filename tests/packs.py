@@ -10,7 +10,7 @@ from attnspec.conformance.forms import packed as packed_form
 from attnspec.conformance.forms import paged as paged_form
 from attnspec.golden.store import FormGolden
 from attnspec.reference.packed import packed_attention, packed_backward
-from attnspec.reference.paged import packed_paged_attention, paged_attention
+from attnspec.reference.paged import packed_paged_attention, packed_paged_backward, paged_attention, paged_backward
 from attnspec.spec.call import Result
 
 Tensors = dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ def by_reference(golden: FormGolden) -> Tensors:
     """What the float64 references say of a case in float64 of form `packed` or `paged`."""
     x = golden.inputs
     if golden.case.form == "paged":
-        return paged_form.run(paged, golden)
+        return paged_form.run(paged, golden) if "grad_output" not in x else paged_by_reference(golden)
     given = [x[name] for name in (*packed_form.LEAVES, *packed_form.BOUNDARIES)]
     options = packed_form.words(golden)
     found = dict(zip(("output", "lse"), packed(*given, **options), strict=True))
@@ -56,3 +56,17 @@ def by_reference(golden: FormGolden) -> Tensors:
         gradients = packed_backward(*places, grad_lse=x.get("grad_lse"), **options)
         found |= {f"grad_{name}": getattr(gradients, name) for name in ("query", "key", "value")}
     return found
+
+
+def paged_by_reference(golden: FormGolden) -> Tensors:
+    """What the float64 references say of a case of form `paged` with gradients, theirs in closed form."""
+    x, problem = golden.inputs, golden.case.problem
+    pages, table = (x["key_pages"], x["value_pages"]), (x["block_table"], x["key_lengths"])
+    options: dict[str, Any] = {"is_causal": problem.causal, "scale": float(problem.scale) if problem.scale else None}
+    boundaries = (x["cu_seqlens_q"],) if "cu_seqlens_q" in x else ()
+    forward, back = (packed_paged_attention, packed_paged_backward) if boundaries else (paged_attention, paged_backward)
+    result = forward(x["query"], *pages, *boundaries, *table, **options)
+    gradients = back(x["query"], *pages, x["grad_output"], *boundaries, *table, grad_lse=x.get("grad_lse"), **options)
+    names = ("grad_query", "grad_key_pages", "grad_value_pages")
+    assert result.lse is not None
+    return {"output": result.output, "lse": result.lse, **dict(zip(names, gradients[:3], strict=True))}

@@ -31,7 +31,6 @@ def test_only_a_reason_in_the_spec_excuses_a_gap() -> None:
         "kv-cache",
         "multi-head",
         "profiles",
-        "position-bias",
         "document-masks",
         "latent",
     }

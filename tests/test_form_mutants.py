@@ -33,6 +33,7 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "packed_tiles": ("packed", "fused"),
     "paged": ("paged", "fused"),
     "paged_stream": ("paged", "fused"),
+    "paged_backward": ("paged", "fused"),
     "rope": ("rope", "fused"),
     "rope_complex": ("rope", "fused"),
     "rope_table": ("rope", "eager"),
@@ -52,6 +53,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "relative_bucket_search": ("relative_bucket", "fused"),
     "relative_bias": ("relative_bias", "fused"),
     "relative_bias_diagonals": ("relative_bias", "fused"),
+    "relative_bias_backward": ("relative_bias", "fused"),
+    "relative_bias_indexed": ("relative_bias", "eager"),
     "document_mask": ("document_mask", "fused"),
     "document_mask_by_document": ("document_mask", "fused"),
     "prefix_lm": ("prefix_lm", "fused"),
@@ -60,7 +63,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "context_parallel": ("context_parallel", "fused"),
     "context_parallel_gather": ("context_parallel", "fused"),
 }
-EXACT = ("relative_bucket", "relative_bias", "document_mask", "prefix_lm")  # nothing is rounded
+EXACT = ("relative_bucket", "document_mask", "prefix_lm")  # nothing is rounded
+GRADIENTS = ("packed.backward", "paged.backward", "relative-bias.gradient", "context-parallel.backward")
 LEAST_ERROR = dict.fromkeys((*EXACT, "quantise"), 0.0) | {"alibi_slopes": 0.001}  # of an honest target, over its budget
 REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
 ALL_BUDGETS = {form: spec.budgets for form, spec in FORMS.items()}
@@ -97,6 +101,12 @@ def test_the_vectors_of_a_form_kill_a_mutant_in_a_case_that_cites_its_rule(form:
     assert not [held.what for held in results if held.outcome == "not_supported"]
     raised = [held for held in results if held.what.startswith("raised")]
     assert len(raised) < len(results)
+
+
+@pytest.mark.parametrize(("form", "mutant"), [x for x in MUTANTS if x.values[1].rule in GRADIENTS])
+def test_a_fault_of_a_gradient_is_told_by_its_rule(form: str, mutant: Mutant) -> None:
+    failed = [held for held in results_of(mutant, form) if held.outcome == "fail" and "gradient" in held.case]
+    assert {held.rule for held in failed} == {mutant.rule}, [(held.case, held.rule, held.what) for held in failed]
 
 
 @pytest.mark.parametrize("name", HONEST_TARGETS)

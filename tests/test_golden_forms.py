@@ -44,8 +44,8 @@ CITED = {
     },
     "paged": {
         *(f"paged.{rule}" for rule in ("order", "absent", "page-size", "causal", "packed-queries", "length-range")),
-        *("grouped.head-map", "attention.value-dim", "attention.scale-explicit", "mask.fully-masked-row"),
-        *("accuracy.output-within-budget", "accuracy.lse-within-budget"),
+        *("paged.backward", "grouped.head-map", "attention.value-dim", "attention.scale-explicit"),
+        *("mask.fully-masked-row", *(f"accuracy.{what}-within-budget" for what in ("output", "lse", "gradients"))),
     },
     "rope": {
         *(f"rope.{rule}" for rule in ("rotation", "layout", "partial", "position", "distance", "precision")),
@@ -66,7 +66,7 @@ CITED = {
     "alibi_slopes": {"alibi.slopes"},
     "alibi_bias": {"alibi.bias", "alibi.form", "alibi.offset"},
     "relative_bucket": {"relative-bias.bucket", "relative-bias.direction"},
-    "relative_bias": {f"relative-bias.{rule}" for rule in ("bucket", "direction", "head", "offset")},
+    "relative_bias": {f"relative-bias.{rule}" for rule in ("bucket", "direction", "head", "offset", "gradient")},
     "document_mask": {f"document-mask.{rule}" for rule in ("same-document", "causal", "padding")},
     "prefix_lm": {"prefix-lm.visible"},
     "context_parallel": {
@@ -77,7 +77,8 @@ CITED = {
 }
 WITHOUT_DTYPE = {"alibi_slopes", "relative_bucket", "document_mask", "prefix_lm"}  # numbers and masks alone
 SMALL = ("merge-gap-90-float32", "multi-head-empty-row-bfloat16", "additive-padding-float32", "dropout-third-float16")
-SMALL += ("packed-gradients-float32", "paged-packed-mixed-float16")
+SMALL += ("packed-gradients-float32", "paged-packed-mixed-float16", "paged-gradients-packed-lse-bfloat16")
+SMALL += ("relative-bias-gradient-float16",)
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +261,7 @@ def test_a_problem_is_read_as_it_is_written(case: FormCase) -> None:
         ("paged", "lengths=4/shared=2", "shared is 2: use 1 at most"),
         ("paged", "lengths=4/unused=some", "unused is 'some'"),
         ("latent", "q=1/grad=both", "grad is 'both': use output or lse"),
+        ("paged", "lengths=4/grad=key", "grad 'key': use one of"),
         ("dropout", "q=1/k=1/d=1", "use dropout"),
         ("dropout", "q=1/k=1/d=1/dropout=0.5/lengths=full", "without key lengths"),
     ],

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnspec.conformance.forms.hold import hold
+from attnspec.conformance.forms.hold import FORMS, hold
 from attnspec.golden.forms.latent import LatentProblem
+from attnspec.golden.forms.relative_bias import RelativeBiasProblem
 from attnspec.golden.store import load_form
 from attnspec.reference.exact import attention
 from attnspec.reference.latent import latent_attention
@@ -82,6 +83,31 @@ def test_the_last_row_of_one_call_is_a_decode_step_of_t5() -> None:
     assert torch.equal(bias[:, -1], table[0])
     assert torch.equal(bias[:, -16], table[15])
     assert torch.equal(bias[:, 0], table[31])
+
+
+def test_the_gradient_of_a_table_is_summed_over_the_slots_and_rounded_once() -> None:
+    problem = RelativeBiasProblem.parse("q=1/k=3/buckets=2/max_distance=2/causal/grad/dtype=float64")
+    inputs = problem.inputs()
+    inputs["grad_bias"] = torch.tensor([1.0, 2.0**-53, 2.0**-53], dtype=torch.float64).view(1, 1, 1, 3)
+    assert problem.truth(inputs)["grad_table"].ravel().tolist() == [1 + 2.0**-52, 0]  # keys 1 and 2 are beyond row 0
+
+
+def test_an_entry_that_no_slot_reads_has_gradient_0_and_no_budget() -> None:
+    golden = load_form("relative-bias-gradient-unread-float32")  # q=4/k=5/buckets=16: distances -3 to 4
+    read = torch.zeros(16, dtype=torch.bool)
+    read[[0, 1, 2, 3, 9, 10, 11, 12]] = True
+    budget = FORMS["relative_bias"].budgets(golden, "fused")["grad_table"]
+    assert golden.truth["grad_table"][read].all()
+    assert not golden.truth["grad_table"][~read].any()
+    assert not budget[~read].any()
+
+
+def test_a_bias_without_a_gradient_is_not_held_to_those_cases() -> None:
+    def constant(table: torch.Tensor, q_len: int, k_len: int, **options: Any) -> torch.Tensor:
+        return relative_bias(table, q_len, k_len, **options).detach()
+
+    (held,) = hold(constant, "relative_bias", names=("relative-bias-gradient-float32",))
+    assert (held.outcome, held.what) == ("not_supported", "no gradient comes back: bias has no grad_fn")
 
 
 def visible(name: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +15,13 @@ from mutants.house import HONEST, kernel_of
 from attnspec.conformance.budget import FAST_TANH, arithmetic_of, error_budget
 from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.diagnosis.diagnose import diagnose
-from attnspec.conformance.gradient_budget import gradient_budget
+from attnspec.conformance.gradient_budget import GradientBudget, gradient_budget
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
 from attnspec.reference.attention import answer
+from attnspec.spec.call import Call
 from attnspec.spec.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from attnspec.spec.problem import Problem
 
@@ -143,3 +146,42 @@ def test_the_diagnosis_names_the_mistake(mutant: str, mistake: str) -> None:
     assert found is not None
     assert found.names[0] == mistake
     assert found.rule(case.problem).startswith("softcap.")
+
+
+def backward_budget(
+    key: list[float],
+    value: list[list[float]],
+    grad_output: list[float],
+    query: float,
+    dtype: torch.dtype,
+    **options: Any,
+) -> GradientBudget:
+    """The budget of the gradients of one row over a few keys of one feature."""
+    tensors = (torch.tensor(x, dtype=dtype)[None, None] for x in ([[query]], [[k] for k in key], value))
+    accuracy = options.pop("accuracy", "fused")
+    flow = torch.tensor(grad_output, dtype=dtype)[None, None, None]
+    return gradient_budget(Call(*tensors, **options), flow, accuracy=accuracy)
+
+
+def test_a_gradient_that_cancels_beyond_the_cap_has_the_error_of_delta_times_that_of_the_slope() -> None:
+    """dS is 0 and so is the slope; a kernel's dS is off by p (delta's error), and its slope by 2^-10."""
+    options = {"softcap": 0.5, "scale": 1.0}
+    budget = backward_budget([20.0, 24.0], [[3.0, 5.0]] * 2, [7.0, -4.0], 1.0, torch.bfloat16, **options)
+    of_delta = 2.0**-8 * (21.0**2 + 20.0**2) ** 0.5  # the store of both columns of the output
+    assert budget.query.item() > 2.0**-10 * of_delta * 22.0
+
+
+def test_a_product_with_the_slope_that_is_below_the_least_number_may_be_lost() -> None:
+    """dS is 2.2e-7 and its product with the slope 2.3e-8, below half of float16's least number: it is stored as 0."""
+    slope, small = 1 - math.tanh(1.8) ** 2, math.exp(20 * math.tanh(1.8) - 38) * 42
+    assert slope * small < 2.0**-25 < small
+    options = {"softcap": 20.0, "scale": 1.0, "attn_mask": torch.tensor([-38.0, 0.0]).half()}
+    budget = backward_budget([0.5625, 0.0], [[42.0], [0.0]], [1.0], 64.0, torch.float16, **options)
+    assert budget.key[0, 0, 0, 0].item() > 64 * slope * small
+
+
+@pytest.mark.parametrize(("accuracy", "stores"), [("fused", 1), ("eager", 5)])
+def test_class_eager_stores_a_small_gradient_before_it_is_scaled(accuracy: str, stores: int) -> None:
+    """A sum over a key of 0: what is left of the budget is half of float16's least number a store, times the scale."""
+    budget = backward_budget([0.0], [[1.0]], [0.0], 1.0, torch.float16, scale=4.0, accuracy=accuracy)
+    assert budget.query.item() == stores * 2.0**-25

@@ -64,8 +64,8 @@ FORMS = {
         packed.REFUSALS,
     ),
     "paged": Form(
-        paged.run, paged.budgets, paged.AXES, paged.RULE, "paged.length-range", laws=paged.laws,
-        refusals=paged.REFUSALS,
+        paged.run, paged.budgets, paged.AXES, paged.RULE, "paged.length-range", paged.wrong_rule, paged.laws,
+        paged.REFUSALS,
     ),
     "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, wrong_rule=rope.wrong_rule, refusals=rope.REFUSALS),
     "quantised": Form(
@@ -86,7 +86,7 @@ FORMS = {
     ),
     "relative_bias": Form(
         relative_bias.run, relative_bias.budgets, relative_bias.AXES, relative_bias.RULE,
-        refusals=relative_bias.REFUSALS,
+        wrong_rule=relative_bias.wrong_rule, refusals=relative_bias.REFUSALS,
     ),
     "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
     "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE, refusals=prefix_lm.REFUSALS),

@@ -1,65 +1,170 @@
 """Form `paged`: a function `(query, key_pages, value_pages, block_table, key_lengths, *, ...)`. Its budget is that of
-the call on the keys and values put in order (chapter "accuracy", "Budgets of the forms")."""
+the call on the keys and values put in order, and for gradients what adding up the readers of a slot may round (chapter
+"accuracy", "Budgets of the forms")."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.forms.refusals import Arguments, Refusal
-from attnspec.conformance.forms.target import Target, Tensors, named, need, ran, repeated
+from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
+from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.outcome import Violation
 from attnspec.golden.forms.packed import boundaries
-from attnspec.golden.forms.paged import BEYOND, PagedProblem
+from attnspec.golden.forms.paged import BEYOND, LEAVES, PagedProblem
 from attnspec.golden.store import FormGolden
+from attnspec.reference.backward import backward
 from attnspec.spec.call import Call
+from attnspec.spec.dtypes import format_of
 
 RULE = "paged.order"
-AXES: dict[str, tuple[str, ...]] = {"output": ("batch", "head", "row", "column"), "lse": ("batch", "head", "row")}
+ROWS, COLUMN = ("batch", "head", "row"), "column"
+AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, COLUMN), "lse": ROWS, "grad_query": (*ROWS, COLUMN)}
+AXES |= dict.fromkeys(("grad_key_pages", "grad_value_pages"), ("page", "slot", "head", COLUMN))
 PLACES = ("query", "key_pages", "value_pages", "block_table", "key_lengths")
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:
-    """Call `target(query, key_pages, value_pages, block_table, key_lengths, ...)` and return output and lse.
+    """Call `target(query, key_pages, value_pages, block_table, key_lengths, ...)` and return output, lse and gradients.
 
     is_causal, scale and cu_seqlens_q are given where the case has them. With cu_seqlens_q, (batch + 1,), the query is
     packed, (total_q, q_heads, head_dim), else (batch, q_heads, q_len, head_dim). It returns the output, of the query's
-    shape but for the last dimension, or (output, lse) with lse (batch, q_heads,
-    q_len), for packed queries (q_heads, total_q). Raises NotSupported where the signature lacks a word and where it
-    refuses by NotImplementedError, Violation where it raises anything else.
+    shape but for the last dimension, or (output, lse) with lse (batch, q_heads, q_len), for packed queries (q_heads,
+    total_q); gradients of query, key_pages and value_pages are asked for through autograd. Raises NotSupported where
+    the signature lacks a word, where it refuses by NotImplementedError and where no gradient comes back, Violation
+    where it raises anything else.
     """
     problem = cast(PagedProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
+    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
+    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
     options: dict[str, Any] = {"is_causal": True} if problem.causal else {}
     if problem.scale:
         options["scale"] = float(problem.scale)
     if "cu_seqlens_q" in inputs:
         options["cu_seqlens_q"] = inputs["cu_seqlens_q"]
     need(target, options)
-    with torch.no_grad():
-        return named(ran(RULE, target, *(inputs[name] for name in PLACES), **options), ("output", "lse"), RULE)
+    with torch.set_grad_enabled(bool(flows)):
+        found = named(ran(RULE, target, *(inputs[name] for name in PLACES), **options), ("output", "lse"), RULE)
+    if flows:
+        found |= gradients(RULE, found, leaves, flows)
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+class OneSequence(NamedTuple):
+    """The call of one sequence on its keys in order, what arrives at its output and lse, where its results lie, and the
+    slots of its keys in the pool: page times page_size plus slot."""
+
+    call: Call
+    grad_output: torch.Tensor | None
+    grad_lse: torch.Tensor | None
+    place: slice
+    slots: torch.Tensor
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
-    """Return the budget of each element of output and lse, float64: that of each sequence's call on its keys in order.
-    Raises InputError for an unknown class."""
+    """Return the budget of each element of what `run` returns, float64: that of each sequence's call on its keys in
+    order, and for the gradient of a slot those of its readers and of the additions. Raises InputError for an unknown
+    class."""
+    problem = cast(PagedProblem, golden.case.problem)
+    found = {name: torch.zeros(golden.truth[name].shape, dtype=torch.float64) for name in ("output", "lse")}
+    for b, one in enumerate(sequences(golden)):
+        budget = error_budget(one.call, causal_alignment="lower_right", accuracy=accuracy)
+        found["output"][one.place] = _in_place(budget.output, problem)
+        found["lse"][(slice(None), one.place) if problem.packed else b] = budget.lse[0]
+    return found | (_gradients(golden, accuracy) if problem.grad else {})
+
+
+def _gradients(golden: FormGolden, accuracy: str) -> Tensors:
+    """Return the budgets of the gradients."""
     problem, x = cast(PagedProblem, golden.case.problem), golden.inputs
-    found = {name: torch.zeros(truth.shape, dtype=torch.float64) for name, truth in golden.truth.items()}
+    of_query = torch.zeros(x["query"].shape, dtype=torch.float64)
+    of_keys, of_values = (Parts.of(x[name].flatten(0, 1).shape) for name in LEAVES[1:])
+    for call, flow, grad_lse, place, slots in sequences(golden):
+        if flow is None or 0 in flow.shape:  # a sequence without queries reads nothing
+            continue
+        given = gradient_budget(call, flow, grad_lse, causal_alignment="lower_right", accuracy=accuracy)
+        exact = backward(
+            call.query,
+            call.key,
+            call.value,
+            flow,
+            grad_lse=grad_lse,
+            is_causal=call.is_causal,
+            causal_alignment="lower_right",
+            scale=call.scale,
+            enable_gqa=True,
+        )
+        of_query[place] = _in_place(given.query, problem)
+        of_keys.add(slots, exact.key, given.key)
+        of_values.add(slots, exact.value, given.value)
+    unit = format_of(x["query"].dtype).unit_roundoff
+    return {
+        "grad_query": of_query,
+        "grad_key_pages": of_keys.bound(unit).view(x["key_pages"].shape),
+        "grad_value_pages": of_values.bound(unit).view(x["value_pages"].shape),
+    }
+
+
+def sequences(golden: FormGolden) -> Iterator[OneSequence]:
+    """Yield the sequences of a case."""
+    problem, x = cast(PagedProblem, golden.case.problem), golden.inputs
     starts = boundaries(problem.packed or [1] * len(problem.key_lengths))
     scale = float(problem.scale) if problem.scale else None
+    flow, grad_lse = x.get("grad_output"), x.get("grad_lse")
     for b, slots in enumerate(in_use(golden)):
         place = slice(starts[b], starts[b + 1])
-        query = x["query"][place].transpose(0, 1)[None] if problem.packed else x["query"][place]
-        key, value = (x[pages].flatten(0, 1)[slots].transpose(0, 1)[None] for pages in ("key_pages", "value_pages"))
+        key, value = (x[pages].flatten(0, 1)[slots].transpose(0, 1)[None] for pages in LEAVES[1:])
+        query = _alone(x["query"], place, problem)
         call = Call(query, key, value, is_causal=problem.causal, scale=scale, enable_gqa=True)
-        budget = error_budget(call, causal_alignment="lower_right", accuracy=accuracy)
-        found["output"][place] = budget.output[0].transpose(0, 1) if problem.packed else budget.output
-        found["lse"][(slice(None), place) if problem.packed else b] = budget.lse[0]
-    return found
+        of_lse = None if grad_lse is None else grad_lse[None, :, place] if problem.packed else grad_lse[place]
+        yield OneSequence(call, None if flow is None else _alone(flow, place, problem), of_lse, place, slots)
+
+
+def _alone(rows: torch.Tensor, place: slice, problem: PagedProblem) -> torch.Tensor:
+    """Return the rows of one sequence, packed or not, as (1, heads, q_len, dim)."""
+    return rows[place].transpose(0, 1)[None] if problem.packed else rows[place]
+
+
+def _in_place(rows: torch.Tensor, problem: PagedProblem) -> torch.Tensor:
+    """Return the rows of one sequence, (1, heads, q_len, dim), as they lie among those of the others."""
+    return rows[0].transpose(0, 1) if problem.packed else rows
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the sequences of a call add to the gradient of each slot, (slots, kv_heads, dim). rising, falling: the sums
+    of what is above 0 and below it, the bounds of every partial sum; errors: the sum of the sequences' own budgets;
+    readers: how many there are, (slots, 1, 1)."""
+
+    rising: torch.Tensor
+    falling: torch.Tensor
+    errors: torch.Tensor
+    readers: torch.Tensor
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> Parts:
+        """Return the parts of no sequence."""
+        return cls(*(torch.zeros(size, dtype=torch.float64) for size in (shape, shape, shape, (shape[0], 1, 1))))
+
+    def add(self, slots: torch.Tensor, part: torch.Tensor, error: torch.Tensor) -> None:
+        """Take in what one sequence gives to its slots, and the budget of that, each (1, kv_heads, length, dim)."""
+        part, error = part[0].transpose(0, 1), error[0].transpose(0, 1)
+        self.rising[slots] += part.clamp_min(0.0)
+        self.falling[slots] -= part.clamp_max(0.0)
+        self.errors[slots] += error
+        self.readers[slots] += 1
+
+    def bound(self, unit: float) -> torch.Tensor:
+        """Return what the sum may be off by when each addition rounds by `unit`. Chapter "accuracy", equation (14)."""
+        largest = torch.maximum(self.rising, self.falling) + self.errors
+        return self.errors + (self.readers - 1).clamp_min(0.0) * unit * largest
 
 
 def in_use(golden: FormGolden) -> list[torch.Tensor]:
@@ -69,11 +174,16 @@ def in_use(golden: FormGolden) -> list[torch.Tensor]:
     return [table[b, j // problem.page] * problem.page + j % problem.page for b, j in enumerate(order)]
 
 
+def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
+    """Return the rule of a gradient; None for other results."""
+    return "paged.backward" if name.startswith("grad_") else None
+
+
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
     """Hold a target to what needs no vector: NaN and infinities in slots that no sequence uses, and numbers of pages
     that do not exist in entries that none needs, leave every bit of `found`, what `run` returned, as it was.
 
-    Raises Violation. Rule: `paged.absent`.
+    Raises Violation. Rules: `paged.absent`, `paged.backward`.
     """
     problem, inputs = cast(PagedProblem, golden.case.problem), golden.inputs
     used = torch.zeros(inputs["key_pages"].shape[:2].numel(), dtype=torch.bool)
@@ -87,7 +197,8 @@ def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -
         again = repeated("paged.absent", what, run, target, FormGolden(golden.case, golden.tensors | dirty))
         for name, right in found.items():
             if not torch.equal(again[name], right):
-                raise Violation("paged.absent", f"{name} changes with {what}")
+                broken = "paged.backward" if name.startswith("grad_") else "paged.absent"
+                raise Violation(broken, f"{name} changes with {what}")
 
 
 KEYS, VALUES, TABLE, LENGTHS = range(1, 5)  # places of the pages, the table and the lengths

@@ -75,15 +75,18 @@ def named(returned: Any, names: tuple[str, ...], rule: str, required: int = 1) -
     return dict(zip(names, found, strict=False))
 
 
-def gradients(rule: str, found: Tensors, leaves: Tensors, flows: list[torch.Tensor]) -> Tensors:
-    """Return the gradients of the leaves, `grad_` before their names, when `flows` arrive at output and lse.
+def gradients(
+    rule: str, found: Tensors, leaves: Tensors, flows: list[torch.Tensor], names: tuple[str, ...] = ("output", "lse")
+) -> Tensors:
+    """Return the gradients of the leaves, `grad_` before their names, when `flows` arrive at the results of these
+    names.
 
     An input that no result depends on has gradient 0. Raises NotSupported where a result has no grad_fn, Violation of
     `rule` where the backward raises.
     """
-    results = [found[name] for name in ("output", "lse") if name in found][: len(flows)]
+    results = [found[name] for name in names if name in found][: len(flows)]
     if len(results) < len(flows) or not all(result.requires_grad for result in results):
-        raise NotSupported("no gradient comes back: output or lse has no grad_fn", declared=False)
+        raise NotSupported(f"no gradient comes back: {' or '.join(names)} has no grad_fn", declared=False)
     back = ran(rule, torch.autograd.grad, results, list(leaves.values()), flows, allow_unused=True)
     given = (torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves.values(), back, strict=True))
     return {f"grad_{name}": gradient for name, gradient in zip(leaves, given, strict=True)}

@@ -1,4 +1,5 @@
-"""Form `paged`: queries over keys and values that lie in pages, which a table puts in order (chapter "paged")."""
+"""Form `paged`: queries over keys and values that lie in pages, which a table puts in order, forward and backward
+(chapter "paged")."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
 from attnspec.golden.forms.packed import alone, boundaries, whole
 from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
+from attnspec.reference.exact.backward import backward
 from attnspec.spec.errors import InputError
 
+LEAVES = ("query", "key_pages", "value_pages")
 UNUSED = ("other", "minus", "beyond")
 UNUSED_BLOCKS = 2  # of the pool
 BEYOND = 1000  # how far behind the last block an unused entry points
@@ -64,6 +67,27 @@ GROUPS: dict[str, dict[str, str]] = {
         "paged-packed-mixed-float16": "lengths=9.17.4/queries=4.1.2/hq=4/hkv=2/causal/dtype=float16/seed=952",
         "paged-packed-empty-rows-float32": "lengths=2.0.6/page=4/queries=3.2.1/causal/seed=953",
     },
+    "Gradients of a slot add up over the sequences that read it; slots that none reads have none.": {
+        "paged-gradients-float32": "lengths=9.20.5/page=8/q=2/hq=2/grad=output/seed=960",
+        "paged-gradients-float64": "lengths=7.10/page=4/q=2/grad=output/dtype=float64/seed=961",
+        "paged-gradients-shared-float32": "lengths=20.23.17/page=8/q=2/shared=2/hq=2/grad=output/seed=962",
+        "paged-gradients-shared-bfloat16": (
+            "lengths=20.9.17.12/page=8/q=3/shared=1/hq=4/hkv=2/d=24/causal/grad=output/dtype=bfloat16/seed=963"
+        ),
+        "paged-gradients-shared-float16": (
+            "lengths=9.12.10/page=4/q=2/shared=2/hq=2/d=24/grad=output/dtype=float16/seed=964"
+        ),
+        "paged-gradients-shared-in-part-page-7-float32": "lengths=5.16.9/page=7/q=2/shared=1/grad=output/seed=965",
+        "paged-gradients-page-1-float32": "lengths=3.5.4/page=1/shared=2/hq=4/hkv=2/grad=output/seed=966",
+        "paged-gradients-empty-sequence-float32": "lengths=5.0.9/page=4/hq=2/unused=beyond/grad=output/seed=967",
+        "paged-gradients-chunk-empty-rows-float32": "lengths=3.9.0/page=4/q=5/hq=2/causal/grad=lse/seed=968",
+        "paged-gradients-packed-mixed-float32": (
+            "lengths=9.17.8.20/page=7/queries=1.5.0.3/shared=1/hq=4/hkv=2/causal/grad=output/seed=969"
+        ),
+        "paged-gradients-packed-lse-bfloat16": (
+            "lengths=10.9.13/page=4/queries=2.4.1/shared=1/hq=2/dv=5/grad=lse/dtype=bfloat16/seed=970"
+        ),
+    },
 }
 
 
@@ -73,10 +97,11 @@ class PagedProblem(WordProblem):
     page_size; q: queries of every sequence, or queries: those of each, packed. shared: how many of its first pages
     every sequence has from the first one. hq, hkv, d, dv: heads and dims; hkv 0 is hq, dv 0 is d. scores: factor on the
     queries; shift: added to every score. unused: what entries of the table behind the last needed hold, `other` pages'
-    numbers, -1 (`minus`), or numbers `beyond` the pool. spare: columns of the table that no sequence needs."""
+    numbers, -1 (`minus`), or numbers `beyond` the pool. spare: columns of the table that no sequence needs. grad:
+    `output`, or `lse` for both."""
 
     form: ClassVar[str] = "paged"
-    truths: ClassVar[tuple[str, ...]] = ("output", "lse")
+    truths: ClassVar[tuple[str, ...]] = ("output", "lse", "grad_query", "grad_key_pages", "grad_value_pages")
 
     lengths: str = "1"
     page: int = USUAL_PAGE
@@ -93,11 +118,13 @@ class PagedProblem(WordProblem):
     shift: float = 0.0
     unused: str = "other"
     spare: int = 1
+    grad: str = ""
 
     def check(self) -> None:
         """Raise InputError where the words do not fit together."""
-        if self.unused not in UNUSED:
-            raise InputError(f"unused is {self.unused!r}: use one of {', '.join(UNUSED)}")
+        if self.unused not in UNUSED or self.grad not in ("", "output", "lse"):
+            said = f"unused is {self.unused!r} and grad {self.grad!r}"
+            raise InputError(f"{said}: use one of {', '.join(UNUSED)}, and output, lse or none")
         if not self.page or min(self.key_lengths) < 0:
             raise InputError(f"page is {self.page} and lengths {self.lengths!r}: use 1 or more, and 0 or more")
         if len(self.packed) not in (0, len(self.key_lengths)):
@@ -139,12 +166,20 @@ class PagedProblem(WordProblem):
             "output": ("float64", (*rows, value_dim)),
             "lse": ("float64", rows[::-1] if self.packed else rows),
         }
-        return shapes | ({"cu_seqlens_q": ("int32", (batch + 1,))} if self.packed else {})
+        if self.packed:
+            shapes["cu_seqlens_q"] = ("int32", (batch + 1,))
+        if self.grad:
+            shapes["grad_output"] = (self.dtype, shapes["output"][1])
+            shapes |= {f"grad_{name}": ("float64", shapes[name][1]) for name in LEAVES}
+        if self.grad == "lse":
+            shapes["grad_lse"] = (lse_dtype(self.dtype), shapes["lse"][1])
+        return shapes
 
     def inputs(self) -> Tensors:
-        """Return queries, pages, table and lengths. Slots that no sequence uses hold numbers like the others."""
+        """Return queries, pages, table and lengths, and what flows back. Slots that no sequence uses hold numbers like
+        the others."""
         draw, scale = Source(self.seed), float(self.scale) if self.scale else self.d**-0.5
-        shapes = {name: self.shapes()[name] for name in ("query", "key_pages", "value_pages")}
+        shapes = {name: given for name, given in self.shapes().items() if name in (*LEAVES, "grad_output", "grad_lse")}
         tensors = draw_tokens(draw, shapes, self.scores, self.shift, scale)
         listed: dict[str, Any] = {"block_table": self._table(draw), "key_lengths": self.key_lengths}
         if self.packed:
@@ -167,9 +202,10 @@ class PagedProblem(WordProblem):
         return table
 
     def truth(self, inputs: Tensors) -> Arrays:
-        """Return the true output and lse: those of each sequence's queries over its keys, put in order."""
+        """Return the true output and lse, those of each sequence's queries over its keys, put in order, and the true
+        gradients."""
         x = {name: numbers(tensor) for name, tensor in inputs.items()}
-        found = {name: np.zeros(self.shapes()[name][1]) for name in self.truths}
+        found = {name: np.zeros(self.shapes()[name][1]) for name in ("output", "lse")}
         options: dict[str, Any] = {"is_causal": self.causal, "causal_alignment": "lower_right", "enable_gqa": True}
         options["scale"] = float(self.scale) if self.scale else None
         starts = boundaries(self.packed or [1] * len(self.key_lengths))
@@ -185,7 +221,43 @@ class PagedProblem(WordProblem):
             exact = attention(query, keys, values, **options)
             found["output"][place] = exact.output[0].swapaxes(0, 1) if self.packed else exact.output
             found["lse"][(slice(None), place) if self.packed else b] = exact.lse[0]
-        return found
+        return found | (self._gradients(x) if self.grad else {})
+
+    def _gradients(self, x: Arrays) -> Arrays:
+        """Return the true gradients: those of all sequences over the pool as one sequence of keys that they share, of
+        which each row sees the slots of its own keys. So what the readers of a slot give is added up before it is
+        rounded."""
+        counts = self.packed or [self.q] * len(self.key_lengths)
+        pools = [x[name].reshape(-1, *x[name].shape[2:]).swapaxes(0, 1)[None] for name in LEAVES[1:]]
+        visible = np.zeros((len(counts), 1, max(counts), pools[0].shape[2]), dtype=np.bool_)
+        for b, (count, length) in enumerate(zip(counts, self.key_lengths, strict=True)):
+            slots = [x["block_table"][b, j // self.page] * self.page + j % self.page for j in range(length)]
+            for i in range(count):
+                visible[b, 0, i, slots[: max(0, length - count + i + 1)] if self.causal else slots] = True
+        query, flow = self._by_sequence(x["query"]), self._by_sequence(x["grad_output"])
+        grad_lse = None if self.grad != "lse" else x["grad_lse"]
+        if self.packed and grad_lse is not None:
+            grad_lse = self._by_sequence(grad_lse.T[..., None])[..., 0]
+        scale, (keys, values) = float(self.scale) if self.scale else None, pools
+        exact = backward(query, keys, values, flow, grad_lse=grad_lse, attn_mask=visible, scale=scale, enable_gqa=True)
+        of_query = exact.query
+        if self.packed:
+            of_query = np.concatenate([q[:, :n].swapaxes(0, 1) for q, n in zip(of_query, counts, strict=True)])
+        of_pools = (gradient[0].swapaxes(0, 1) for gradient in (exact.key, exact.value))
+        shapes = (x[name].shape for name in LEAVES[1:])
+        key, value = (gradient.reshape(shape) for gradient, shape in zip(of_pools, shapes, strict=True))
+        return {"grad_query": of_query, "grad_key_pages": key, "grad_value_pages": value}
+
+    def _by_sequence(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return packed tokens (total_q, heads, dim) as (batch, heads, longest, dim), 0 behind the last of a sequence;
+        tokens that are not packed as they are."""
+        if not self.packed:
+            return tokens
+        spread = np.zeros((len(self.packed), tokens.shape[1], max(self.packed), tokens.shape[2]))
+        starts = boundaries(self.packed)
+        for b, count in enumerate(self.packed):
+            spread[b, :, :count] = alone(tokens, slice(starts[b], starts[b + 1]))[0]
+        return spread
 
     def _hides_rows(self) -> bool:
         """Whether the diagonal leaves a row of a sequence that has keys without one."""
@@ -202,10 +274,12 @@ class PagedProblem(WordProblem):
             "paged.page-size": self.page != USUAL_PAGE,
             "paged.absent": True,
             "paged.order": True,
+            "paged.backward": bool(self.grad),
             "grouped.head-map": self.hkv not in (0, self.hq),
             "attention.value-dim": bool(self.dv),
             "attention.scale-explicit": bool(self.scale),
             "accuracy.output-within-budget": True,
             "accuracy.lse-within-budget": True,
+            "accuracy.gradients-within-budget": bool(self.grad),
         }
         return tuple(rule for rule, decides in table.items() if decides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnspec.implementations.triton_flash.backend import check_heads, check_tensors
+from attnspec.implementations.triton_flash.backend import Unsupported, check_heads, check_tensors
 from attnspec.implementations.triton_flash.launch import INTERPRETED, SPLIT_KEYS
 from attnspec.implementations.triton_flash.packed import check_key_lengths, lengths_of
 from attnspec.implementations.triton_flash.passes import Sequences, forward_pass, heads_first
@@ -32,14 +32,15 @@ def paged_attention(
     (batch,), int32 or int64. split_keys: how many keys each of the splits has that are computed apart and merged, a
     multiple of a tile's; by default some for long sequences. Returns output (batch, q_heads, q_len, value_dim) and lse
     (batch, q_heads, q_len), for packed queries (total_q, q_heads, value_dim) and (q_heads, total_q). No gradients.
-    Raises InputError where an argument does not fit, Unsupported for a dtype that the kernels do not have. Rules:
-    chapter "paged", `flash.merge-associative`. Source: Kwon et al. 2023, section 4; Dao, Haziza, Massa and Sizov 2023.
+    Raises InputError where an argument does not fit, Unsupported for a dtype that the kernels do not have and where a
+    gradient is asked for. Rules: chapter "paged", `flash.merge-associative`. Source: Kwon et al. 2023, section 4; Dao,
+    Haziza, Massa and Sizov 2023.
     """
     check_tensors(query, key_pages, value_pages, block_table, key_lengths, cu_seqlens_q)
     check_pages(query, key_pages, value_pages, packed=cu_seqlens_q is not None)
     batch, k_len = check_table(key_pages, block_table, key_lengths)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key_pages, value_pages)):
-        raise InputError("paged attention has no gradients: call it without, as under torch.no_grad()")
+        raise Unsupported("paged attention has no gradients: call it without, as under torch.no_grad()")
     q_len = query.shape[-2]
     if cu_seqlens_q is not None:
         queries = lengths_of("cu_seqlens_q", cu_seqlens_q, len(query))

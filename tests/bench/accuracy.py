@@ -1,8 +1,9 @@
 """How tight the error budget is, and what it catches: error / budget of honest kernels and of coarse ones.
 
-Run:  python tests/bench/accuracy.py [--quick] [--out FILE.md]
+Run:  python tests/bench/accuracy.py [--quick | --options [--problems N]] [--out FILE.md]
 
-Prints Markdown: the tables of the chapter "accuracy". Exits with 1 where an honest kernel is above its budget or a
+Prints Markdown: the tables of the chapter "accuracy"; with --options, those of honest kernels on problems that have a
+softcap, a window, sinks or ALiBi, or several of them. Exits with 1 where an honest kernel is above its budget or a
 faulty one stays within it. The truth is the float64 reference; for float64 inputs, 80-bit extended precision (x86).
 """
 
@@ -19,13 +20,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accuracy_kernels import EAGER, FAULTY, FUSED, NARROW, STEPWISE, WIDE, Kernel, Prepared
+from accuracy_kernels import (
+    CAPPED,
+    CAPPED_NARROW,
+    EAGER,
+    FAULTY,
+    FUSED,
+    NARROW,
+    OF_TORCH,
+    STEPWISE,
+    WIDE,
+    Kernel,
+    Prepared,
+)
 
 from attnspec.conformance.budget import error_budget
 from attnspec.golden.inputs import make_call
 from attnspec.reference.attention import answer
+from attnspec.spec.alibi import Alibi
 from attnspec.spec.dtypes import format_named
-from attnspec.spec.problem import Mask, Problem
+from attnspec.spec.problem import SINKS, Mask, Problem
+from attnspec.spec.window import Window
 
 BANDS = {"2-16": (2, 16), "17-130": (17, 130), "131-600": (131, 600), "above 600": (601, 2048)}
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -33,6 +48,8 @@ VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted")
 MASKS = (None, None, None, "bool.bhqk.random", "bool.b11k.padding", "float.qk.bias", "float.bhqk.random",
          "bool.hqk.empty_rows", "float.qk.low")  # fmt: skip
 SCALES = (None, None, None, None, -0.3, 0.0, 1.7)
+SOFTCAPS = (0.5, 3.0, 20.0, 50.0, 200.0)
+WINDOWS = ((3, 0), (0, 5), (20, 20), (-1, 2), (100, -1))
 FULL, QUICK = (32, 20), (2, 2)  # problems a dtype and band, seeds a power setting
 
 POWER = {
@@ -105,6 +122,20 @@ def draw(dtype: str, band: tuple[int, int], count: int, seed: int) -> Iterator[P
         )
 
 
+def with_options(problem: Problem) -> Problem:
+    """Return a problem with one or more of softcap, window, sinks and ALiBi, drawn by its seed and sizes."""
+    rng = np.random.default_rng([problem.seed, problem.k_len, DTYPES.index(problem.dtype)])
+    chosen = rng.permutation(["softcap", "window", "sinks", "alibi"])[: rng.integers(1, 5)]
+    corner = problem.causal or str(rng.choice(["upper_left", "lower_right"]))
+    drawn = {
+        "softcap": float(rng.choice(SOFTCAPS)),
+        "window": Window(*WINDOWS[rng.integers(len(WINDOWS))], corner),
+        "sinks": str(rng.choice(SINKS)),
+        "alibi": Alibi(str(rng.choice(["symmetric", "signed"]))),
+    }
+    return problem.but(**{name: drawn[name] for name in chosen})
+
+
 @dataclass(frozen=True)
 class Truth:
     """The exact output and lse, each as a float64 and what it lacks, also float64."""
@@ -122,11 +153,13 @@ class Truth:
         q, k, v = (x.numpy().astype(np.longdouble) for x in (p.q, p.k, p.v))
         scale = 1 / np.sqrt(np.longdouble(q.shape[-1])) if p.call.scale is None else p.call.scale
         s = np.matmul(q, np.swapaxes(k, -1, -2)) * scale
-        s = s if p.bias is None else s + p.bias.numpy().astype(np.longdouble)
+        s = s if p.call.softcap is None else p.call.softcap * np.tanh(s / np.longdouble(p.call.softcap))
+        s = s + p.exact_bias(np.longdouble)
         s = np.where(p.keep.numpy(), s, -np.inf)
-        top = s.max(-1, keepdims=True)
+        sink = np.array(-np.inf) if p.sinks is None else p.sinks.numpy().astype(np.longdouble)
+        top = np.maximum(s.max(-1, keepdims=True), sink)
         e = np.exp(s - np.where(np.isinf(top), 0, top))
-        total = e.sum(-1, keepdims=True)
+        total = e.sum(-1, keepdims=True) + np.exp(sink - np.where(np.isinf(top), 0, top))
         with np.errstate(divide="ignore"):
             lse = (top + np.log(total))[..., 0]
         return cls(in_two(np.matmul(e, v) / np.where(total > 0, total, 1)), in_two(lse))
@@ -152,22 +185,30 @@ def honest_groups(dtype: str) -> dict[tuple[str, str, bool], dict[str, Kernel]]:
     narrow = format_named(dtype).bits == 16
     first = "exact" if dtype == "float64" else "fused"
     groups: dict[tuple[str, str, bool], dict[str, Kernel]] = {
-        (first, first, True): FUSED | STEPWISE | (NARROW if narrow else {}),
+        (first, first, True): FUSED | STEPWISE | CAPPED | (NARROW | CAPPED_NARROW if narrow else {}),
         ("eager", "eager", True): EAGER,
     }
     return groups | ({("float32 out", first, False): WIDE} if narrow else {})
 
 
-def measure_honest(count: int, seed: int, say: bool) -> dict[tuple[str, str, str], Tally]:
-    """Return the tally of each (what, dtype, band); `what` is a group of kernels or its lse."""
+def takes(name: str, problem: Problem) -> bool:
+    """Whether a kernel has the options of a problem, and is another than its neighbour there."""
+    if name in OF_TORCH:
+        in_16_bits = format_named(problem.dtype).bits == 16
+        return not (problem.softcap or problem.sinks or (problem.alibi and in_16_bits))
+    return problem.softcap is not None or name not in (*CAPPED, *CAPPED_NARROW)
+
+
+def measure_honest(count: int, seed: int, options: bool) -> dict[tuple[str, str, str], Tally]:
+    """Return the tally of each (what, dtype, band); `what` is a group of kernels or its lse. options: whether every
+    problem has one."""
     tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
     for dtype in DTYPES:
         for band, lengths in BANDS.items():
             started = time.monotonic()
             for problem in draw(dtype, lengths, count, seed):
-                measure_problem(problem, band, tallies)
-            if say:
-                print(f"{dtype} {band}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+                measure_problem(with_options(problem) if options else problem, band, tallies)
+            print(f"{dtype} {band}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return tallies
 
 
@@ -178,6 +219,8 @@ def measure_problem(problem: Problem, band: str, tallies: dict[tuple[str, str, s
     for (group, accuracy, store), kernels in honest_groups(problem.dtype).items():
         budget = error_budget(p.call, causal_alignment=p.alignment, accuracy=accuracy, store=store)
         for name, kernel in kernels.items():
+            if not takes(name, problem):
+                continue
             output, lse = kernel(p)
             ratios = ratio(output, truth.output, budget.output)
             tallies[group, problem.dtype, band].add(ratios, f"{name}: {problem}")
@@ -250,17 +293,21 @@ def main() -> int:
     """Measure, print, and return the exit status."""
     parser = argparse.ArgumentParser(description="Error over budget of honest and of faulty kernels.")
     parser.add_argument("--quick", action="store_true", help="a few problems only")
+    parser.add_argument("--options", action="store_true", help="problems with a softcap, a window, sinks or ALiBi")
+    parser.add_argument("--problems", type=int, help="problems a dtype and band")
     parser.add_argument("--out", type=Path, help="write the Markdown to this file")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     problems, seeds = QUICK if options.quick else FULL
-    power = {d: {s: measure_power(d, s, seeds) for s in settings} for d, settings in POWER.items()}
-    tallies = measure_honest(problems, options.seed, say=True)
+    problems = options.problems or problems
+    kinds = {} if options.options else POWER
+    power = {d: {s: measure_power(d, s, seeds) for s in settings} for d, settings in kinds.items()}
+    tallies = measure_honest(problems, options.seed, options.options)
     versions = f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
     text = f"{versions}, {platform.machine()}; {problems} problems a dtype and band, "
-    text += f"seed {options.seed}; {seeds} seeds a power setting\n\n"
-    text += honest_report(tallies) + "\n\n" + power_report(power) + "\n"
+    text += f"seed {options.seed}" + (f"; {seeds} seeds a power setting" if power else "") + "\n\n"
+    text += honest_report(tallies) + "\n" + (f"\n{power_report(power)}\n" if power else "")
     print(text)
     if options.out:
         options.out.write_text(text, encoding="utf-8")

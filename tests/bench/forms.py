@@ -1,7 +1,8 @@
 """How tight the budgets of the forms are: error / budget of honest merges, multi-head modules, additive attention,
-dropout with a given mask, packed and paged attention, rotations, attention over quantised keys and values.
+dropout with a given mask, packed and paged attention, rotations, attention over quantised keys and values, context
+parallelism, and the table of a relative position bias.
 
-Run:  python tests/bench/forms.py [--problems N]
+Run:  python tests/bench/forms.py [--problems N] [--form FORM ...]
 
 Prints Markdown: the table of the section "Budgets of the forms" of the chapter "accuracy". Exits with 1 where an honest
 target is above its budget. The truth is the float64 reference, so float64 inputs are left to the vectors.
@@ -22,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `packs` lies, here as under pytest
 
-from packs import by_reference
+from form_references import by_reference
 
 from attnspec.conformance.forms import dropout, quantised, rope
 from attnspec.conformance.forms.hold import FORMS, judged
@@ -41,6 +42,7 @@ from attnspec.reference.rope import frequencies, rotate
 
 HONEST = Path(__file__).resolve().parents[1] / "honest" / "forms"
 DTYPES = ("bfloat16", "float16", "float32")
+STORE = ("the truth, rounded once", "fused")
 TARGETS = {  # form: target, accuracy class
     "merge": (("merge_at_once", "fused"), ("merge_pairwise", "fused")),
     "multi_head": (("multi_head", "fused"), ("multi_head", "eager"), ("multi_head_sdpa", "fused"),
@@ -48,11 +50,14 @@ TARGETS = {  # form: target, accuracy class
     "additive": (("additive", "fused"), ("additive_output", "eager")),
     "dropout": (("dropout", "fused"),),
     "packed": (("packed", "fused"), ("packed_tiles", "fused")),
-    "paged": (("paged", "fused"), ("paged_stream", "fused")),
+    "paged": (("paged", "fused"), ("paged", "eager"), ("paged_stream", "fused"), ("paged_backward", "fused")),
     "rope": (("rope", "fused"), ("rope_complex", "fused"), ("rope_table", "eager")),
     "quantised": (("quantised", "fused"), ("quantised_folded", "fused"), ("quantised_rounded", "eager")),
     "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"),
                ("latent_absorbed_function", "fused"), ("latent_eager", "eager")),
+    "context_parallel": (("context_parallel", "fused"), ("context_parallel_gather", "fused")),
+    "relative_bias": (("relative_bias", "fused"), ("relative_bias_diagonals", "fused"),
+                      ("relative_bias_backward", "fused"), ("relative_bias_indexed", "eager")),
 }  # fmt: skip
 
 
@@ -61,6 +66,8 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
     end = f"dtype={dtype}/seed={rng.integers(2**31)}"
     if form in ("packed", "paged"):
         return drawn_pack(form, rng) + end
+    if form == "context_parallel":
+        return drawn_deal(rng) + end
     b, h, q, k = (int(rng.choice(sizes)) for sizes in ([1, 2], [1, 2, 4], [1, 7, 33], [1, 5, 17, 70]))
     scores = rng.choice(["0.25", "1", "1", "4"])
     if form == "merge":
@@ -90,6 +97,10 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         dims = f"nope={rng.choice([2, 16, *large])}/rope={rng.choice([2, 16])}/rank={rng.choice([2, 16, *largest])}"
         said = f"{dims}/dv={rng.choice([2, 16, *large])}/{lengths}scores={scores}/{grad}"
         return f"b={b}/h={h}/q={q}/k={min(k, 17) if grad else k}/{said}{end}"
+    if form == "relative_bias":
+        count = int(rng.choice([4, 8, 32]))
+        said = rng.choice(["", "causal/"]) + rng.choice(["", "corner=lower_right/"])
+        return f"h={h}/q={q}/k={k}/buckets={count}/max_distance={count + int(rng.choice([1, 30]))}/{said}grad/{end}"
     mask = rng.choice(["", "causal/", "mask=bool.bhqk.random/"])
     grad = rng.choice(["", "grad/"])
     order = f"b={b}/hq={h}/q={q}/k={k}/d={rng.choice([2, 16, 64])}/dtype={dtype}"
@@ -108,11 +119,23 @@ def drawn_pack(form: str, rng: np.random.Generator) -> str:
     scores = f"scores={rng.choice(['0.25', '0.5', '2', '4'])}/"
     queries, keys = (".".join(map(str, counts)) for counts in (q, k))
     if form == "paged":
-        causal = rng.choice(["", "causal/"])
-        return f"lengths={keys}/page={rng.choice([1, 7, 64])}/queries={queries}/{head}{causal}{scores}"
+        said, page = rng.choice(["", "causal/"]), int(rng.choice([1, 7, 64]))
+        said += f"shared={rng.integers(0, -(-k[0] // page) + 1)}/" + rng.choice(["", "grad=output/", "grad=lse/"])
+        return f"lengths={keys}/page={page}/queries={queries}/{head}{said}{scores}"
     seen = rng.choice(["", "causal=lower_right/", "causal=upper_left/window=5.-1/", "window=5.3/"])
     grad = rng.choice(["", "grad=output/", "grad=lse/"])
     return f"q={queries}/k={keys}/{head}{seen}{scores}{grad}"
+
+
+def drawn_deal(rng: np.random.Generator) -> str:
+    """Return the string of a random problem of context parallelism, up to its dtype."""
+    q, k = (int(rng.choice(sizes)) for sizes in ([1, 7, 33], [1, 5, 17, 70]))
+    hkv, group = int(rng.choice([1, 2])), int(rng.choice([1, 2, 4]))
+    said = f"q={q}/k={k}/ranks={rng.integers(1, 6)}/deal={rng.choice(['contiguous', 'zigzag', 'striped', 'shuffled'])}/"
+    said += f"hq={hkv * group}/hkv={hkv}/d={rng.choice([2, 16, 64])}/"
+    said += rng.choice(["", "causal=upper_left/", "causal=lower_right/", "mask=random/", "mask=padding/"])
+    said += rng.choice(["", "shift=-200/", "scores=0.25/", "scores=4/"])
+    return said + str(rng.choice(["", "grad=output/", "grad=lse/"]))
 
 
 def golden(problem: FormProblem) -> FormGolden:
@@ -145,7 +168,7 @@ def dropped(problem: Any, inputs: Tensors) -> Tensors:
     return dropout.run(runpy.run_path(str(HONEST / "dropout.py"))["target"], case)
 
 
-def packed_truth(problem: Any, inputs: Tensors) -> Tensors:
+def referenced(problem: Any, inputs: Tensors) -> Tensors:
     return by_reference(FormGolden(FormCase("drawn", problem, (), ""), widened(inputs)))
 
 
@@ -182,38 +205,57 @@ def latent(problem: Any, inputs: Tensors) -> Tensors:
 
 
 TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
-    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "packed": packed_truth,
-    "paged": packed_truth, "rope": rotated, "quantised": dequantised, "latent": latent,
+    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "packed": referenced,
+    "paged": referenced, "rope": rotated, "quantised": dequantised, "latent": latent, "context_parallel": referenced,
+    "relative_bias": referenced,
 }  # fmt: skip
 
 
 def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("--problems", type=int, default=60)
-    count = options.parse_args().problems
+    options.add_argument("--form", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    given = options.parse_args()
+    count = given.problems
     print(f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}; "
           f"{count} problems a form and dtype\n")  # fmt: skip
     print("| form | target | class | bfloat16 | float16 | float32 |\n| --- | --- | --- | ---: | ---: | ---: |")
     highest = 0.0
-    for form, targets in TARGETS.items():
-        worst = dict.fromkeys(((target, dtype) for target in targets for dtype in DTYPES), 0.0)
-        for dtype in DTYPES:
-            rng = np.random.default_rng([len(form), DTYPES.index(dtype)])
-            for _ in range(count):
-                case = golden(PROBLEMS[form].parse(drawn(form, dtype, rng)))
-                for name, accuracy in targets:
-                    target = runpy.run_path(str(HONEST / f"{name}.py"))["target"]
-                    try:
-                        error = judged(FORMS[form].run(target, case), case, FORMS[form].budgets(case, accuracy))
-                    except Violation as found:
-                        print(f"{name}, {case.case.problem}: {found}", file=sys.stderr)
-                        error = found.error_over_budget or float("inf")
-                    worst[(name, accuracy), dtype] = max(worst[(name, accuracy), dtype], error)
-        for name, accuracy in targets:
+    for form in given.form:
+        worst = measured(form, count)
+        for name, accuracy in (*TARGETS[form], STORE):
             cells = (f"{worst[(name, accuracy), dtype]:.2f}" for dtype in DTYPES)
-            print(f"| {form} | {name} | {accuracy} | {' | '.join(cells)} |")
+            print(f"| {form} | {name} | {accuracy} | {' | '.join(cells)} |", flush=True)
         highest = max(highest, *worst.values())
     return int(highest > 1)
+
+
+def measured(form: str, count: int) -> dict[tuple[tuple[str, str], str], float]:
+    """Return the largest error over budget of each target of a form, and of the truth in the dtype of the results, by
+    (target, class) and dtype."""
+    targets = {given: runpy.run_path(str(HONEST / f"{given[0]}.py"))["target"] for given in TARGETS[form]}
+    worst = {(given, dtype): 0.0 for given in (*targets, STORE) for dtype in DTYPES}
+    for dtype in DTYPES:
+        rng = np.random.default_rng([len(form), DTYPES.index(dtype)])
+        for _ in range(count):
+            case = golden(PROBLEMS[form].parse(drawn(form, dtype, rng)))
+            budgets = {accuracy: FORMS[form].budgets(case, accuracy) for accuracy in ("fused", "eager")}
+            found = {given: FORMS[form].run(target, case) for given, target in targets.items()}
+            for given, results in (found | {STORE: stored(case)}).items():
+                try:
+                    error = judged(results, case, budgets[given[1]])
+                except Violation as broken:
+                    print(f"{given[0]}, {case.case.problem}: {broken}", file=sys.stderr)
+                    error = broken.error_over_budget or float("inf")
+                worst[given, dtype] = max(worst[given, dtype], error)
+    return worst
+
+
+def stored(case: FormGolden) -> Tensors:
+    """Return the truth of a case, each number rounded once to the dtype of a result."""
+    dtype = case.inputs[case.case.problem.leading].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    return {name: truth.to(wide if name == "lse" else dtype) for name, truth in case.truth.items()}
 
 
 if __name__ == "__main__":

@@ -7,12 +7,24 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from accuracy_kernels import LOG2E, Prepared, Round, Tiled, cubic_exp2, math_sdpa, same, through
+from accuracy_kernels import (
+    LOG2E,
+    Prepared,
+    Round,
+    Tiled,
+    by_exponentials,
+    by_sigmoid,
+    cubic_exp2,
+    fast_tanh,
+    math_sdpa,
+    same,
+    through,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.spec.call import Call
 
-Gradients = dict[str, torch.Tensor]  # by the name of the input: query, key, value, attn_mask
+Gradients = dict[str, torch.Tensor]  # by the name of the input: query, key, value, attn_mask, sinks
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,11 @@ class Pass:
     alignment: str
     grad_output: torch.Tensor
     grad_lse: torch.Tensor | None = None
+
+
+def has_bias(call: Call) -> bool:
+    """Whether the call has an additive mask, which has a gradient."""
+    return call.attn_mask is not None and call.attn_mask.is_floating_point()
 
 
 def of_inputs(call: Call, grads: Gradients) -> Gradients:
@@ -56,13 +73,14 @@ class TiledBackward:
     delta: Round = same
     accumulator: Round = same
     exp2: Round = torch.exp2
+    tanh: Round = torch.tanh
     has_delta: bool = True
     has_scale: bool = True
     narrow_heads: bool = True
 
     def __call__(self, b: Pass) -> Gradients:
         p = Prepared.of(b.call, b.alignment)
-        stored, lse = Tiled(self.tile, exp2=self.exp2)(p)
+        stored, lse = Tiled(self.tile, exp2=self.exp2, tanh=self.tanh)(p)
         lse = self.lse(torch.where(lse == -torch.inf, torch.inf, lse))[..., None]  # P = 0 in an empty row
         q, k, v, grad_output = (x.to(p.work) for x in (p.q, p.k, p.v, b.grad_output))
         delta = self.delta((grad_output * stored.to(p.work)).sum(-1, keepdim=True))
@@ -77,19 +95,26 @@ class TiledBackward:
             for i in range(0, q.shape[-2], self.row_tile):
                 rows = slice(i, i + self.row_tile)
                 s = self.scores((q[..., rows, :] @ k[..., keys, :].mT) * p.scale)
+                slope = 1.0
+                if p.call.softcap is not None:
+                    capped = self.tanh(s / p.call.softcap)
+                    s, slope = p.call.softcap * capped, 1 - capped**2
                 s = s if p.bias is None else s + p.bias[..., rows, keys].to(p.work)
                 s = s.masked_fill(~p.keep[..., rows, keys], -torch.inf)
                 weight = self.exp2((s - lse[..., rows, :]) * LOG2E)
                 dp = self.products(grad_output[..., rows, :] @ v[..., keys, :].mT)
-                ds = dscores(weight * (dp - delta[..., rows, :]))
-                bias[..., rows, keys] = ds
+                above = weight * (dp - delta[..., rows, :])  # the gradient of the score above the cap
+                bias[..., rows, keys] = dscores(above)
+                ds = dscores(above * slope)
                 dv[..., keys, :] = self.accumulator(dv[..., keys, :] + weights(weight).mT @ grad_output[..., rows, :])
                 dk[..., keys, :] = self.accumulator(dk[..., keys, :] + ds.mT @ q[..., rows, :])
                 dq[..., rows, :] = self.accumulator(dq[..., rows, :] + ds @ k[..., keys, :])
         scale = p.scale if self.has_scale else 1.0
         grads = {"query": dq * scale, "key": dk * scale, "value": dv}
-        if p.bias is not None and b.call.attn_mask is not None:
+        if has_bias(b.call):
             grads["attn_mask"] = bias.sum_to_size(b.call.attn_mask.shape)
+        if p.sinks is not None:
+            grads["sinks"] = -(torch.exp(p.sinks - lse) * delta).sum((0, 2, 3))
         if not self.narrow_heads:
             heads = (b.call.key.shape[1], p.q.shape[1] // b.call.key.shape[1])
             for name in ("key", "value"):
@@ -104,9 +129,10 @@ def by_autograd(forward: Callable[[Prepared], torch.Tensor], mask_too: bool = Tr
 
     def backward(b: Pass) -> Gradients:
         leaves = {name: getattr(b.call, name).clone().requires_grad_() for name in ("query", "key", "value")}
-        mask = b.call.attn_mask
-        if mask_too and mask is not None and mask.is_floating_point():
-            leaves["attn_mask"] = mask.clone().requires_grad_()
+        if mask_too and has_bias(b.call):
+            leaves["attn_mask"] = b.call.attn_mask.clone().requires_grad_()
+        if b.call.sinks is not None:
+            leaves["sinks"] = b.call.sinks.clone().requires_grad_()
         forward(Prepared.of(replace(b.call, **leaves), b.alignment)).backward(b.grad_output)
         return {name: x.grad for name, x in leaves.items() if x.grad is not None}
 
@@ -114,7 +140,9 @@ def by_autograd(forward: Callable[[Prepared], torch.Tensor], mask_too: bool = Tr
 
 
 def safe_weights(p: Prepared, scores: torch.Tensor) -> torch.Tensor:
-    """Return the softmax of scores over the keys that are kept, 0 in a row that keeps none."""
+    """Return the softmax of scores over the keys that are kept, with the sink, 0 in a row that keeps none."""
+    if p.sinks is not None:
+        return p.softmax(scores.masked_fill(~p.keep, -torch.inf))
     empty = ~p.keep.any(-1, keepdim=True)
     return scores.masked_fill(~p.keep, -torch.inf).masked_fill(empty, 0.0).softmax(-1) * p.keep
 
@@ -122,20 +150,20 @@ def safe_weights(p: Prepared, scores: torch.Tensor) -> torch.Tensor:
 def wide(p: Prepared) -> torch.Tensor:
     """Float32 (float64) from the first step to the last."""
     q, k, v = (x.to(p.work) for x in (p.q, p.k, p.v))
-    s = q @ k.mT * p.scale
+    s = p.capped(q @ k.mT * p.scale)
     return (safe_weights(p, s if p.bias is None else s + p.bias.to(p.work)) @ v).to(p.q.dtype)
 
 
 def eager(p: Prepared) -> torch.Tensor:
     """Every step stored in the storage dtype."""
-    s = p.q @ p.k.mT * p.scale
-    return safe_weights(p, s if p.bias is None else s + p.bias) @ p.v
+    s = p.capped(p.q @ p.k.mT * p.scale)
+    return safe_weights(p, s if p.bias is None else (s + p.bias).to(p.q.dtype)) @ p.v
 
 
 def eager_prescaled(p: Prepared) -> torch.Tensor:
     """The same, with the scale on the query."""
-    s = (p.q * p.scale) @ p.k.mT
-    return safe_weights(p, s if p.bias is None else s + p.bias) @ p.v
+    s = p.capped((p.q * p.scale) @ p.k.mT)
+    return safe_weights(p, s if p.bias is None else (s + p.bias).to(p.q.dtype)) @ p.v
 
 
 def flash(p: Prepared) -> torch.Tensor:
@@ -155,6 +183,11 @@ TILED: Backwards = {
     "tiled 128, heads in float32": TiledBackward(128, 128, narrow_heads=False),
 }
 NARROW: Backwards = {"tiled, cubic exp2": TiledBackward(64, exp2=cubic_exp2)}
+CAPPED: Backwards = {
+    "tiled, tanh by exponentials": TiledBackward(64, 64, tanh=by_exponentials),
+    "tiled, tanh by a sigmoid": TiledBackward(64, 64, tanh=by_sigmoid),
+}
+CAPPED_NARROW: Backwards = {"tiled, fast tanh": TiledBackward(64, 64, tanh=fast_tanh)}
 AUTOGRAD: Backwards = {
     "torch math": by_autograd(lambda p: math_sdpa(p)[0]),
     "autograd in float32": by_autograd(wide),

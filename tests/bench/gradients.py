@@ -1,10 +1,11 @@
 """How tight the error budget of gradients is, and what it catches: error / budget of honest backward passes and others.
 
-Run:  python tests/bench/gradients.py [--quick] [--out FILE.md]
+Run:  python tests/bench/gradients.py [--quick | --options [--problems N]] [--out FILE.md]
 
-Prints Markdown: the tables of the section "Gradients" of the chapter "accuracy". Exits with 1 where an honest kernel is
-above its budget or a faulty one stays within it. The truth is the closed form in float64; for float64 inputs, in
-80-bit extended precision (x86).
+Prints Markdown: the tables of the section "Gradients" of the chapter "accuracy"; with --options, those of honest
+kernels on problems that have a softcap, a window, sinks or ALiBi, or several of them. Exits with 1 where an honest
+kernel is above its budget or a faulty one stays within it. The truth is the closed form in float64; for float64 inputs,
+in 80-bit extended precision (x86).
 """
 
 from __future__ import annotations
@@ -19,9 +20,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accuracy import BANDS, DTYPES, MASKS, SCALES, VALUES, Tally, caught, in_two, ratio, table
+from accuracy import BANDS, DTYPES, MASKS, SCALES, VALUES, Tally, caught, in_two, ratio, table, takes, with_options
 from accuracy_kernels import Prepared
-from gradient_kernels import AUTOGRAD, EAGER, FAULTY, FLASH, NARROW, TILED, Backwards, Pass
+from gradient_kernels import (
+    AUTOGRAD,
+    CAPPED,
+    CAPPED_NARROW,
+    EAGER,
+    FAULTY,
+    FLASH,
+    NARROW,
+    TILED,
+    Backwards,
+    Pass,
+    has_bias,
+)
 
 from attnspec.conformance.gradient_budget import GradientBudget, gradient_budget
 from attnspec.golden.inputs import Source, make_call, to_tensor
@@ -29,7 +42,7 @@ from attnspec.spec.dtypes import format_named
 from attnspec.spec.problem import Mask, Problem
 
 SCORES = (0.125, 0.5, 1.0, 2.0, 8.0, 32.0)
-GRADIENTS = ("query", "key", "value", "attn_mask")
+GRADIENTS = ("query", "key", "value", "attn_mask", "sinks")
 FULL, QUICK = (14, 10), (2, 2)  # problems a dtype and band, seeds a power setting
 POWER = {  # seed=1: uniform gradients, seed=4: normal ones
     "bfloat16": (
@@ -99,25 +112,32 @@ def truth(b: Pass) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     q, k, v, grad = (x.double().numpy().astype(kind) for x in (p.q, p.k, p.v, b.grad_output))
     scale = 1 / np.sqrt(kind(q.shape[-1])) if b.call.scale is None else kind(b.call.scale)
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * scale
-    s = s if p.bias is None else s + p.bias.double().numpy().astype(kind)
-    s = np.where(p.keep.numpy(), s, -np.inf)
-    top = s.max(-1, keepdims=True)
-    e = np.exp(s - np.where(np.isinf(top), 0, top))
-    total = e.sum(-1, keepdims=True)
+    capped = None if b.call.softcap is None else np.tanh(s / kind(b.call.softcap))
+    s = s if capped is None else b.call.softcap * capped
+    s = np.where(p.keep.numpy(), s + p.exact_bias(kind), -np.inf)
+    sink = np.array(-np.inf) if p.sinks is None else p.sinks.double().numpy().astype(kind)
+    top = np.maximum(s.max(-1, keepdims=True), sink)
+    e, of_sink = (np.exp(x - np.where(np.isinf(top), 0, top)) for x in (s, sink))
+    total = e.sum(-1, keepdims=True) + of_sink
     weights = e / np.where(total > 0, total, 1)
     dp = np.matmul(grad, np.swapaxes(v, -1, -2))
-    r = dp - (weights * dp).sum(-1, keepdims=True)
-    ds = weights * (r if b.grad_lse is None else r + b.grad_lse.double().numpy().astype(kind)[..., None])
+    delta = (weights * dp).sum(-1, keepdims=True)
+    if b.grad_lse is not None:
+        delta = delta - b.grad_lse.double().numpy().astype(kind)[..., None]
+    ds = weights * (dp - delta)
+    below = ds if capped is None else ds * (1 - capped**2)
     grads = {
-        "query": scale * np.matmul(ds, k),
-        "key": scale * np.matmul(np.swapaxes(ds, -1, -2), q),
+        "query": scale * np.matmul(below, k),
+        "key": scale * np.matmul(np.swapaxes(below, -1, -2), q),
         "value": np.matmul(np.swapaxes(weights, -1, -2), grad),
     }
     for name in ("key", "value"):
         x, heads = grads[name], b.call.key.shape[1]
         x = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(2)
         grads[name] = x if b.call.key.shape[0] == x.shape[0] else x.sum(0, keepdims=True)
-    if p.bias is not None and b.call.attn_mask is not None:
+    if p.sinks is not None:
+        grads["sinks"] = -(of_sink / total * delta).sum((0, 2, 3))
+    if has_bias(b.call):
         shape = (1,) * (4 - b.call.attn_mask.ndim) + tuple(b.call.attn_mask.shape)
         summed = ds.sum(tuple(i for i in range(4) if shape[i] == 1), keepdims=True)
         grads["attn_mask"] = summed.reshape(b.call.attn_mask.shape)
@@ -138,24 +158,26 @@ def measure_problem(problem: Problem, band: str, tallies: Tallies) -> None:
     exact = truth(b)
     narrow = format_named(problem.dtype).bits == 16
     first = "exact" if problem.dtype == "float64" else "fused"
-    groups = {first: TILED | (NARROW if narrow else {})}
+    groups = {first: TILED | CAPPED | (NARROW | CAPPED_NARROW if narrow else {})}
     if b.grad_lse is None:  # torch's kernels give no lse that could have a gradient
         groups = {first: groups[first] | AUTOGRAD | ({} if narrow else FLASH), "eager": EAGER}
     for accuracy, kernels in groups.items():
         budget = gradient_budget(b.call, b.grad_output, b.grad_lse, causal_alignment=b.alignment, accuracy=accuracy)
+        kernels = {name: kernel for name, kernel in kernels.items() if takes(name, problem)}
         for name, what, ratio_ in ratios(b, kernels, exact, budget):
             tallies[accuracy, what, problem.dtype, band].add(ratio_, f"{name}, {what}: {problem}")
             tallies["kernel", name, problem.dtype, "all"].add(ratio_, f"{name}, {what}: {problem}")
 
 
-def measure_honest(count: int, seed: int) -> Tallies:
-    """Return the tally of each (class, gradient, dtype, band), and of each kernel."""
+def measure_honest(count: int, seed: int, options: bool) -> Tallies:
+    """Return the tally of each (class, gradient, dtype, band), and of each kernel. options: whether every problem has
+    one."""
     tallies: Tallies = defaultdict(Tally)
     for dtype in DTYPES:
         for band, lengths in BANDS.items():
             started = time.monotonic()
             for problem in draw(dtype, lengths, count, seed):
-                measure_problem(problem, band, tallies)
+                measure_problem(with_options(problem) if options else problem, band, tallies)
             worst = max(tally.worst for key, tally in tallies.items() if key[2:] == (dtype, band))
             seconds = time.monotonic() - started
             print(f"{dtype} {band}: at most {worst:.2f} budgets, {seconds:.0f} s", file=sys.stderr, flush=True)
@@ -202,16 +224,21 @@ def main() -> int:
     """Measure, print, and return the exit status."""
     parser = argparse.ArgumentParser(description="Error over budget of honest and of faulty backward passes.")
     parser.add_argument("--quick", action="store_true", help="a few problems only")
+    parser.add_argument("--options", action="store_true", help="problems with a softcap, a window, sinks or ALiBi")
+    parser.add_argument("--problems", type=int, help="problems a dtype and band")
     parser.add_argument("--out", type=Path, help="write the Markdown to this file")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     problems, seeds = QUICK if options.quick else FULL
-    power = {d: {s: measure_power(d, s, seeds) for s in settings} for d, settings in POWER.items()}
-    tallies = measure_honest(problems, options.seed)
+    problems = options.problems or problems
+    kinds = {} if options.options else POWER
+    power = {d: {s: measure_power(d, s, seeds) for s in settings} for d, settings in kinds.items()}
+    tallies = measure_honest(problems, options.seed, options.options)
     versions = f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
     text = f"{versions}, {platform.machine()}; {problems} problems a dtype and band, "
-    text += f"seed {options.seed}; {seeds} seeds a power setting\n\n{report(tallies, power)}\n"
+    text += f"seed {options.seed}" + (f"; {seeds} seeds a power setting" if power else "")
+    text += f"\n\n{report(tallies, power)}\n"
     print(text)
     if options.out:
         options.out.write_text(text, encoding="utf-8")

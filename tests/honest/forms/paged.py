@@ -1,5 +1,6 @@
 """Attention over pages: the keys and values of a sequence are copied into order, then attended in float32, float64 for
-float64. Queries in a batch or packed."""
+float64. Queries in a batch or packed; gradients by autograd, which adds up the readers of a slot in the dtype of the
+pages."""
 
 from itertools import pairwise
 
@@ -38,7 +39,7 @@ def target(query, key_pages, value_pages, block_table, key_lengths, *, is_causal
         scores = scores.masked_fill(hidden, -torch.inf)
         weights = torch.softmax(scores.masked_fill(empty[:, None], 0.0), -1).masked_fill(empty[:, None], 0.0)
         outputs.append(weights @ value)
-        lses.append(torch.logsumexp(scores, -1))
+        lses.append(torch.logsumexp(scores.masked_fill(empty[:, None], 0.0), -1).masked_fill(empty, -torch.inf))
     if cu_seqlens_q is None:
         return torch.stack(outputs).to(dtype), torch.stack(lses)
     return torch.cat(outputs, 1).transpose(0, 1).to(dtype), torch.cat(lses, 1)

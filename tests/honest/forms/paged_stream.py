@@ -1,5 +1,5 @@
 """Attention over pages as PagedAttention does it: one page of every sequence at a time, with an online softmax. Packed
-queries are spread over a batch as long as the longest."""
+queries are spread over a batch as long as the longest. Gradients by autograd."""
 
 import torch
 
@@ -31,14 +31,16 @@ def target(query, key_pages, value_pages, block_table, key_lengths, *, is_causal
         if is_causal:
             visible = visible & (place <= diagonal[..., None])[:, None]
         scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
-        higher = torch.maximum(top, scores.amax(-1))
+        higher = torch.maximum(top, scores.detach().amax(-1))
         at = torch.where(higher == -torch.inf, 0.0, higher)
         kept, weights = torch.exp(top - at), torch.exp(scores - at[..., None])
         total = total * kept + weights.sum(-1)
         mixed = mixed * kept[..., None] + weights @ v
         top = higher
-    output = mixed / torch.where(total == 0, 1.0, total)[..., None]
-    lse = top + torch.log(total)
+    empty = total == 0
+    total = torch.where(empty, 1.0, total)
+    output = mixed / total[..., None]
+    lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
     if cu_seqlens_q is None:
         return output.to(dtype), lse
     own = torch.arange(q.shape[2]) < counts[:, None]  # (batch, q_len)

@@ -1,4 +1,5 @@
-"""The bias of T5: a bucket for every row and key, and the row of the table that it names."""
+"""The bias of T5: a bucket for every row and key, and the row of the table that it names. The table is read in float32,
+float64 for float64, so that autograd adds up its gradient there."""
 
 import torch
 
@@ -8,7 +9,9 @@ def target(table, q_len, k_len, *, max_distance=128, bidirectional=True, alignme
     query_place = torch.arange(q_len)[:, None] + first
     distance = torch.arange(k_len) - query_place  # (q_len, k_len)
     places = bucket(distance, len(table), max_distance, bidirectional)
-    return torch.nn.functional.embedding(places, table).permute(2, 0, 1).unsqueeze(0)  # (1, heads, q_len, k_len)
+    wide = table.to(torch.promote_types(table.dtype, torch.float32))
+    bias = torch.nn.functional.embedding(places, wide).permute(2, 0, 1)  # (heads, q_len, k_len)
+    return bias.unsqueeze(0).to(table.dtype)
 
 
 def bucket(distance, num_buckets, max_distance, bidirectional):

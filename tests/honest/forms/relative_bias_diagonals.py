@@ -1,4 +1,5 @@
-"""The bias of T5 by its diagonals: one number for each distance and head, laid out row after row."""
+"""The bias of T5 by its diagonals: one number for each distance and head, laid out row after row. Its gradient by
+autograd, a diagonal at a time."""
 
 import torch
 
@@ -14,14 +15,13 @@ def target(table, q_len, k_len, *, max_distance=128, bidirectional=True, alignme
         raise ValueError("a short max_distance")
     start = k_len - q_len if alignment == "lower_right" else 0
     lowest, highest = 1 - q_len - start, k_len - 1 - start  # of key place - query place
-    of_distance = torch.stack(
-        [table[bucket(d, count, max_distance, bidirectional)] for d in range(lowest, highest + 1)]
-    )
-    bias = torch.empty(heads, q_len, k_len, dtype=table.dtype)
+    wide = table.to(torch.promote_types(table.dtype, torch.float32))
+    of_distance = torch.stack([wide[bucket(d, count, max_distance, bidirectional)] for d in range(lowest, highest + 1)])
+    bias = wide.new_empty(heads, q_len, k_len)
     for i in range(q_len):
         first = -start - i - lowest  # where key 0 of this row stands
         bias[:, i] = of_distance[first : first + k_len].T
-    return bias
+    return bias.to(table.dtype)
 
 
 def bucket(distance, count, max_distance, bidirectional):

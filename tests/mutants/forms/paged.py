@@ -1,4 +1,4 @@
-"""Faults of attention over pages."""
+"""Faults of attention over pages, forward and backward."""
 
 from mutants.house import Mutant
 
@@ -9,7 +9,8 @@ ORDER, ABSENT, SIZE, CAUSAL, PACKED, ENTRY, LENGTH = (
     f"paged.{name}"
     for name in ("order", "absent", "page-size", "causal", "packed-queries", "table-range", "length-range")
 )
-COPY, STREAM = "forms/paged", "forms/paged_stream"
+BACK = "paged.backward"
+COPY, STREAM, BACKWARD = "forms/paged", "forms/paged_stream", "forms/paged_backward"
 
 BLOCKS = "blocks = block_table[b, :needed].long()"
 KEYS, VALUES = "key_pages[blocks].flatten(0, 1)[:length]", "value_pages[blocks].flatten(0, 1)[:length]"
@@ -20,6 +21,8 @@ TRIANGLE = "triu(length - q.shape[1] + 1)"
 QUERIES = "zip(queries, key_lengths.tolist(), strict=True)"
 NEEDED = "needed = torch.arange(max_blocks) * page_size < key_lengths[:, None]"
 RANGE = "if page_size == 0 or (key_lengths < 0).any() or (key_lengths > max_blocks * page_size).any():"
+INTO_POOL = "total.index_add_(0, own, of_heads.transpose(0, 1))"
+AGAIN = "weights = weights_of(scores, lse[:, rows])"
 PRESENT = "(needed & ((block_table < 0) | (block_table >= num_blocks))).any()"
 
 MUTANTS = (
@@ -48,7 +51,7 @@ MUTANTS = (
     Mutant("paged-online-without-a-maximum", STREAM, "at = torch.where(higher == -torch.inf, 0.0, higher)",
            "at = torch.zeros_like(higher)", "softmax-max-or-sentinel/online-softmax-init", ORDER,
            also=(("kept, weights = torch.exp(top - at), ", "kept, weights = torch.ones_like(top), "),
-                 ("lse = top + torch.log(total)", "lse = torch.log(total)"))),
+                 ("lse = (top + torch.log(total))", "lse = torch.log(total)"))),
     Mutant("paged-tail-of-the-last-page-read", STREAM, THERE,
            "there = place < (key_lengths[:, None] + page_size - 1) // page_size * page_size", TAIL, ABSENT),
     Mutant("paged-one-slot-beyond", STREAM, THERE, "there = place <= key_lengths[:, None]", TAIL, ABSENT),
@@ -88,10 +91,10 @@ MUTANTS = (
            "varlen-or-paged/zero-length-kv", PACKED),
     Mutant("paged-packed-rows-backwards", COPY, "torch.cat(outputs, 1)", "torch.cat(outputs[::-1], 1)",
            "tail-tile-or-block-multiple/output-permuted", PACKED),
-    Mutant("paged-length-0-is-nan", STREAM, "torch.where(total == 0, 1.0, total)", "total",
+    Mutant("paged-length-0-is-nan", STREAM, "torch.where(empty, 1.0, total)", "total * 1.0",
            "varlen-or-paged/zero-length-kv", LENGTH),
-    Mutant("paged-length-0-has-lse-0", COPY, "torch.logsumexp(scores, -1)",
-           "torch.logsumexp(scores, -1).nan_to_num(neginf=0.0)", "varlen-or-paged/zero-length-kv", LENGTH),
+    Mutant("paged-length-0-has-lse-0", COPY, ".masked_fill(empty, -torch.inf)", ".masked_fill(empty, 0.0)",
+           "varlen-or-paged/zero-length-kv", LENGTH),
     Mutant("paged-full-table-refused", COPY, "if not 0 <= length <= max_blocks * page_size:",
            "if not 0 <= length < max_blocks * page_size:", NONE, LENGTH),
     Mutant("paged-takes-negative-lengths", STREAM, RANGE, RANGE.replace("(key_lengths < 0).any() or ", ""), ACCEPTED,
@@ -111,4 +114,35 @@ MUTANTS = (
            "scale-softcap-bias/silently-ignored-argument", "attention.scale-explicit"),
     Mutant("paged-weights-in-bfloat16", COPY, "weights @ value", "weights.bfloat16().to(wide) @ value",
            "varlen-or-paged/precision-change-regression", "accuracy.output-within-budget"),
+    Mutant("paged-grad-of-shared-pages-overwritten", BACKWARD, INTO_POOL, "total[own] = of_heads.transpose(0, 1)",
+           NONE, BACK),
+    Mutant("paged-grad-of-the-first-sequence", BACKWARD, INTO_POOL,
+           INTO_POOL.replace("transpose(0, 1))", "transpose(0, 1) * (rows.start == 0))"), NONE, BACK),
+    Mutant("paged-grad-of-shared-pages-detached", COPY, "key, value = (x.to(wide)",
+           "if b and needed and bool(blocks[0] == block_table[0, 0]):\n"
+           "            key, value = key.detach(), value.detach()\n        key, value = (x.to(wide)", NONE, BACK),
+    Mutant("paged-grad-of-a-mean-over-sequences", BACKWARD, INTO_POOL,
+           INTO_POOL.replace("transpose(0, 1))", "transpose(0, 1) / len(counts))"), NONE, BACK),
+    Mutant("paged-grad-halved", COPY, "value_pages[blocks]", "((value_pages + value_pages.detach()) / 2)[blocks]", NONE,
+           BACK),
+    Mutant("paged-grad-one-slot-beyond", BACKWARD, INTO_POOL,
+           f"{INTO_POOL}\n                total[(own[-1:] + 1) % len(total)] += of_heads[:, -1:].transpose(0, 1)", TAIL,
+           BACK),
+    Mutant("paged-grad-of-another-slot", BACKWARD, INTO_POOL, INTO_POOL.replace("own", "own.roll(1)"), NONE, BACK),
+    Mutant("paged-grad-in-the-order-of-the-pool", BACKWARD, INTO_POOL, INTO_POOL.replace("own", "own.sort().values"),
+           NONE, BACK),
+    Mutant("paged-grad-heads-in-turn", BACKWARD, "grads.unflatten(0, (kv_heads, -1)).sum(1)",
+           "grads.unflatten(0, (-1, kv_heads)).sum(0)", "gqa-heads/gqa-head-order", BACK),
+    Mutant("paged-grad-of-one-head-of-a-group", BACKWARD, "grads.unflatten(0, (kv_heads, -1)).sum(1)",
+           "grads.unflatten(0, (kv_heads, -1))[:, 0]", "gqa-heads/gqa-grad-not-summed", BACK),
+    Mutant("paged-grad-without-the-triangle", BACKWARD, AGAIN,
+           AGAIN.replace("scores,", "q @ k.transpose(-1, -2) * scale,"), "backward/backward-ignores-causal", BACK),
+    Mutant("paged-grad-of-the-lse-dropped", BACKWARD, ".sum(-1).T - grad_lse", ".sum(-1).T",
+           "none public: few kernels give the lse a gradient", BACK),
+    Mutant("paged-grad-of-absent-values-times-0", BACKWARD, "grad_values.view(value_pages.shape))",
+           "grad_values.view(value_pages.shape) + 0 * value_pages)", "masked-value-leak/nan-in-masked-value", BACK),
+    Mutant("paged-grad-pool-in-bfloat16", BACKWARD, "(torch.zeros(x.flatten(0, 1).shape, dtype=wide) for",
+           "(torch.zeros(x.flatten(0, 1).shape, dtype=torch.bfloat16) for",
+           "precision-or-range/fp16-accumulate", BACK,
+           also=((INTO_POOL, INTO_POOL.replace("transpose(0, 1))", "transpose(0, 1).bfloat16())")),)),
 )  # fmt: skip

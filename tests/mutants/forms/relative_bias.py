@@ -1,26 +1,30 @@
-"""Faults of T5's relative position bias: of the bias itself."""
+"""Faults of T5's relative position bias: of the bias itself, and of the gradient of its table."""
 
 from mutants.forms.kind import KIND
 from mutants.house import Mutant
 
 BUCKET, DIRECTION = "relative-bias.bucket", "relative-bias.direction"
 OFFSET, HEAD, SHAPE = "relative-bias.offset", "relative-bias.head", "relative-bias.shape"
+GRADIENT = "relative-bias.gradient"
 PLACES = "query_place = torch.arange(q_len)[:, None] + first"
 FIRST = 'k_len - q_len if alignment == "lower_right" else 0'
-READ = "torch.nn.functional.embedding(places, table)"
+READ = "torch.nn.functional.embedding(places, wide)"
+BACKWARD, SUMMED = "forms/relative_bias_backward", "return summed.to(grad_bias.dtype), None"
+SAVED = "ctx.save_for_backward(places)"
 
 MUTANTS = (
     Mutant("relative-bias-transposed-table", "forms/relative_bias", READ,
-           f"({READ.replace('table)', 'table.T.contiguous())')} if table.shape[0] == table.shape[1] else {READ})", KIND,
+           f"({READ.replace('wide)', 'wide.T.contiguous())')} if wide.shape[0] == wide.shape[1] else {READ})", KIND,
            HEAD),
     Mutant("relative-bias-heads-in-reverse", "forms/relative_bias", READ,
-           READ.replace("table)", "table.flip(1))"), KIND, HEAD),
+           READ.replace("wide)", "wide.flip(1))"), KIND, HEAD),
     Mutant("relative-bias-of-head-0", "forms/relative_bias_diagonals", "bias[:, i] = of_distance",
            "bias[:, i] = of_distance[:, :1]", KIND, HEAD),
     Mutant("relative-bias-scaled", "forms/relative_bias", READ, f"({READ} * table.shape[1] ** -0.5)", KIND, HEAD),
     Mutant("relative-bias-subtracted", "forms/relative_bias", READ, f"-{READ}", KIND, HEAD),
-    Mutant("relative-bias-in-bfloat16", "forms/relative_bias", READ, f"{READ}.bfloat16().to(table.dtype)", KIND, HEAD),
-    Mutant("relative-bias-in-float32", "forms/relative_bias", READ, f"{READ}.float()", KIND, HEAD),
+    Mutant("relative-bias-in-bfloat16", "forms/relative_bias", READ, f"{READ}.bfloat16()", KIND, HEAD),
+    Mutant("relative-bias-in-float32", "forms/relative_bias", "bias.unsqueeze(0).to(table.dtype)",
+           "bias.unsqueeze(0).float()", KIND, HEAD),
     Mutant("relative-bias-query-minus-key", "forms/relative_bias", "torch.arange(k_len) - query_place",
            "query_place - torch.arange(k_len)", KIND, DIRECTION),
     Mutant("relative-bias-halves-swapped", "forms/relative_bias_diagonals", "bidirectional and distance > 0",
@@ -48,4 +52,25 @@ MUTANTS = (
            "validation-or-degenerate/reference-wrong", SHAPE),
     Mutant("relative-bias-short-max-distance-taken", "forms/relative_bias", " or max_distance <= count // 2", "",
            "validation-or-degenerate/reference-wrong", SHAPE),
+    Mutant("relative-bias-grad-is-a-mean", "forms/relative_bias", READ,
+           READ.replace("wide)", "wide, scale_grad_by_freq=True)"), KIND, GRADIENT),
+    Mutant("relative-bias-grad-of-bucket-0-dropped", "forms/relative_bias", READ,
+           READ.replace("wide)", "wide, padding_idx=0)"), KIND, GRADIENT),
+    Mutant("relative-bias-grad-added-in-the-tables-dtype", "forms/relative_bias",
+           "table.to(torch.promote_types(table.dtype, torch.float32))", "table.clone()",
+           "precision-or-range/fp16-accumulate", GRADIENT),
+    Mutant("relative-bias-grad-halved", "forms/relative_bias_diagonals", "of_distance = torch.stack(",
+           "wide = (wide + wide.detach()) / 2\n    of_distance = torch.stack(", KIND, GRADIENT),
+    Mutant("relative-bias-grad-halves-swapped", BACKWARD, SAVED,
+           "ctx.save_for_backward((places + len(table) // 2) % len(table))", KIND, GRADIENT),
+    Mutant("relative-bias-grad-one-key-off", BACKWARD, SAVED, "ctx.save_for_backward(places.roll(1, 1))", KIND,
+           GRADIENT),
+    Mutant("relative-bias-grad-of-the-first-row", BACKWARD, "grad_bias.to(wide), reads)",
+           "grad_bias[:, :, :1].to(wide), reads[:1])", KIND, GRADIENT),
+    Mutant("relative-bias-grad-heads-in-reverse", BACKWARD, SUMMED, SUMMED.replace("summed", "summed.flip(1)"), KIND,
+           GRADIENT),
+    Mutant("relative-bias-grad-mixes-heads", BACKWARD, SUMMED,
+           SUMMED.replace("summed", "summed.mean(1, keepdim=True).expand_as(summed)"), KIND, GRADIENT),
+    Mutant("relative-bias-grad-of-unread-entries-is-nan", BACKWARD, SUMMED,
+           SUMMED.replace("summed", "(summed * (reads.sum((0, 1)) / reads.sum((0, 1)))[:, None])"), KIND, GRADIENT),
 )  # fmt: skip
