@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,13 @@ def test_a_state_of_other_names_is_an_input_error() -> None:
     with pytest.raises(InputError, match=r"has to_queries.weight, to_queries.bias: use w_q.weight"):
         list(hold(Module, "multi_head", names=("multi-head-self-float32",)))
 
+    class Bare(torch.nn.Module):
+        def __init__(self, d_model: int, num_heads: int) -> None:
+            super().__init__()
+
+    with pytest.raises(InputError, match=r"the state of Bare has no parameters: use w_q.weight"):
+        list(hold(Bare, "multi_head", names=("multi-head-self-float32",)))
+
 
 def test_dropout_without_a_gradient_is_not_supported() -> None:
     golden = load_form("dropout-gradients-float32")
@@ -212,7 +220,9 @@ def test_dropout_without_a_gradient_is_not_supported() -> None:
         ("softmax", "fused", (), "unknown form 'softmax'"),
         ("merge", "exact", (), "accuracy is 'exact'"),
         ("merge", "fused", ("additive-plain-float32",), "has form additive: leave it out"),
-        ("merge", "fused", ("nothing",), "lists no case 'nothing'"),
+        ("merge", "fused", ("nothing",), "unknown case 'nothing': see `attnspec golden list --form merge`$"),
+        ("merge", "fused", ("merge-two-float3",), "list --form merge`; did you mean 'merge-two-float32'"),
+        ("merg", "fused", (), "; did you mean 'merge'"),
     ],
 )
 def test_bad_words_are_told(form: str, accuracy: str, names: tuple[str, ...], told: str) -> None:
@@ -244,11 +254,27 @@ def test_hold_on_the_command_line(attnspec: Callable[..., Any], tmp_path: Path) 
     assert [(case["case"], case["outcome"]) for case in told["cases"]] == [("multi-head-empty-row-float32", "fail")]
 
 
+def test_the_command_that_shows_a_failure_again_can_be_pasted(attnspec: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "my kernels").mkdir()
+    (tmp_path / "my kernels" / "merge.py").write_text("def merge(outputs, lses):\n    return outputs[0], lses[0]\n")
+    words = ("golden", "hold", "my kernels/merge.py:merge", "--form", "merge", "--case", "merge-two-float32")
+    done = attnspec(*words)
+    assert done.returncode == 1
+    again = done.stdout.partition("  rerun      attnspec ")[2].partition("\n")[0]
+    assert shlex.split(again) == list(words)
+
+
 def test_cases_are_listed_and_shown(attnspec: Callable[..., Any]) -> None:
     lines = attnspec("golden", "list", "--form", "merge").stdout.splitlines()
     assert len(lines) == 22
     assert lines[0].split() == ["merge-two-float32", "merge", "q=5/seed=600"]
     shown = attnspec("show", "merge-gap-90-float32").stdout
     assert "golden hold TARGET --form merge --case merge-gap-90-float32" in shown
+    for words, meant in (
+        (("show", "merge-gap-9-float32"), "merge-gap-90-float32"),
+        (("show", "mask.bol"), "mask.bool"),
+    ):
+        told = attnspec(*words)
+        assert (told.returncode, told.stderr.endswith(f"; did you mean {meant!r}?\n")) == (2, True)
     assert attnspec("golden", "list", "--form", "softmax").returncode == 2
     assert "golden hold --form multi_head" in attnspec("show", "multi-head.split").stdout

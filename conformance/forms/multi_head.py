@@ -81,7 +81,7 @@ def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tenso
     need(target, options)
     module: torch.nn.Module = ran(RULE, target, problem.d_model, problem.heads, **options)
     if module.state_dict().keys() != state.keys():
-        names = f"{', '.join(module.state_dict())}: use {', '.join(state)}"
+        names = f"{', '.join(module.state_dict()) or 'no parameters'}: use {', '.join(state)}"
         raise InputError(f"the state of {target.__name__} has {names}, or name a function of the parameters")
     module = module.to(next(iter(state.values())).dtype)
     ran(RULE, module.load_state_dict, state)
