@@ -96,7 +96,7 @@ def shared_object(source: Path, code: str, options: Sequence[str]) -> Path:
 def check_loads(source: Path, made: Path) -> None:
     """Load compiled code in a process of its own, for what a file runs as it is loaded: the initialisers of its
     variables. Raises InputError where that does not end in time, ends the process, or fails."""
-    command = [sys.executable, "-c", LOADING, str(made)]
+    command = [sys.executable, "-I", "-c", LOADING, str(made)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LOADING_SECONDS)
     except subprocess.TimeoutExpired:
