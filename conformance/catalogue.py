@@ -17,7 +17,7 @@ from attnspec.conformance.case import Case, Draw, Ran
 from attnspec.conformance.domains import domain_named
 from attnspec.conformance.problems import alibi, backward, dropout, forward, lengths, regimes, sinks, softcap, windows
 from attnspec.golden.cases import CASES, golden_case
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 from attnspec.spec.problem import Problem
 
 LEVELS = ("quick", "full")
@@ -251,9 +251,8 @@ def case_named(case_id: str) -> Case:
     name, slash, rest = case_id.partition("/")
     check = BY_NAME.get(name)
     if check is None or not slash:
-        raise InputError(
-            f"unknown case {case_id[:80]!r}: it must begin with a check and `/`; see `attnspec list cases`"
-        )
+        right = f"it must begin with a check and `/`; see `attnspec list cases`{did_you_mean(name, BY_NAME)}"
+        raise InputError(f"unknown case {case_id[:80]!r}: {right}")
     try:
         if check.source is None:
             golden = golden_case(rest)

@@ -187,7 +187,8 @@ def matrix(
     """
     from attnspec.conformance.matrix_run import run_matrix
 
-    raise typer.Exit(run_matrix(backends.split(",") if backends else None, level, jobs, out))
+    names = None if backends is None else list(dict.fromkeys(name.strip() for name in backends.split(",")))
+    raise typer.Exit(run_matrix(names, level, jobs, out))
 
 
 @list_app.command("backends")

@@ -4,12 +4,13 @@ is no attention kernel to those of its form."""
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 
 golden_app = typer.Typer(help="The certified vectors: check, regenerate, compare, hold.", no_args_is_help=True)
 
@@ -82,7 +83,8 @@ def golden_list(
     rows += [{"name": name, "form": of, "problem": f"refused: {call.what}"} for name, (of, call) in REFUSALS.items()]
     chosen = [row for row in rows if form in (None, row["form"])]
     if not chosen:
-        raise InputError(f"no case has form {form!r}: use {', '.join(dict.fromkeys(row['form'] for row in rows))}")
+        known = list(dict.fromkeys(row["form"] for row in rows))
+        raise InputError(f"no case has form {form!r}: use {', '.join(known)}{did_you_mean(form or '', known)}")
     typer.echo(json.dumps(chosen, indent=1) if as_json else "\n".join("  ".join(row.values()) for row in chosen))
 
 
@@ -100,10 +102,10 @@ def golden_hold(
     """
     from attnspec.conformance.failure_screen import row
     from attnspec.conformance.forms.hold import hold, statement, to_json
-    from attnspec.conformance.targets import load_attribute
+    from attnspec.conformance.targets import load_form_target
     from attnspec.spec.rules import rule
 
-    results = list(hold(load_attribute(target, classes=True), form, accuracy, tuple(case or ())))
+    results = list(hold(load_form_target(target), form, accuracy, tuple(case or ())))
     said, code = statement(results)
     if as_json:
         typer.echo(json.dumps({"statement": said, "cases": [to_json(held) for held in results]}, indent=1))
@@ -114,7 +116,7 @@ def golden_hold(
         if held.outcome == "fail" and held.rule:
             typer.echo(f"FAIL {held.case}")
             broken = rule(held.rule)
-            again = f"attnspec golden hold {target} --form {form} --case {held.case}"
+            again = shlex.join(["attnspec", "golden", "hold", target, "--form", form, "--case", held.case])
             again += f" --accuracy {accuracy}" if accuracy != "fused" else ""
             exercised = ", ".join(name for name in held.rules if name != broken.id)
             lines = [("rule", f"{broken.id} ({broken.strength}, chapter {broken.chapter})"), ("", broken.text)]

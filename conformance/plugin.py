@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ROOM = Path(__file__).parent
 RESULT, KERNEL, UNUSABLE = "attnspec.result", "attnspec.kernel", "attnspec.unusable"  # names of report properties
 SHOWN_FRAMES = 8  # of the traceback of a defect of the suite
+LONGEST_SECONDS = 2**31  # that a watchdog waits: 68 years
 LOADING_SECONDS = 120  # for torch and the kernel's own module
 LONGEST_OUTPUT = 20_000  # characters of what a kernel prints that a report keeps
 
@@ -327,7 +328,7 @@ def time_limit(config: pytest.Config, seconds: float) -> Iterator[None]:
         return
     folder = config.getoption("--attn-watch")
     with open(Path(folder, config.workerinput["workerid"]) if folder else os.devnull, "w") as last_words:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=last_words)
+        faulthandler.dump_traceback_later(min(seconds, LONGEST_SECONDS), exit=True, file=last_words)
         try:
             yield
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 from attnspec.conformance.catalogue import BY_NAME, EVERY_CASE, case_named, cases
 from attnspec.conformance.forms.hold import REFUSALS
 from attnspec.golden.forms import FORM_CASES, form_case
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 from attnspec.spec.rules import all_rules
 
 
@@ -21,7 +21,8 @@ def facts_of(name: str) -> dict[str, Any]:
             return _form_case(name)
         if name in REFUSALS:
             return _refusal(name)
-        raise InputError(f"{name!r} is no rule and no case: see `attnspec list rules` and `attnspec list cases`")
+        meant = did_you_mean(name, (*all_rules(), *(case.name for case in FORM_CASES), *REFUSALS))
+        raise InputError(f"{name!r} is no rule and no case: see `attnspec list rules` and `attnspec list cases`{meant}")
     return _case(name)
 
 

@@ -17,8 +17,9 @@ from attnspec.conformance.kernel import Kernel, in_one_line
 from attnspec.conformance.signature import Claims, claims_of
 from attnspec.implementations.registry import backend_names, load_backend, load_cuda_file, sanitized
 from attnspec.spec.capabilities import Capabilities
-from attnspec.spec.errors import InputError, Unavailable
+from attnspec.spec.errors import InputError, Unavailable, did_you_mean
 
+IN_PYTHON = "package.module:attr or path/to/file.py:attr"
 FORMS = "use a backend's name, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel"
 
 
@@ -79,17 +80,29 @@ def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None
     return Kernel(target, name, found, declared, backward=backward)
 
 
+def load_form_target(target: str) -> Any:
+    """Return what is held to the vectors of a form: a function or a class of a module. Raises InputError, also for a
+    backend and a CUDA file, which are kernels."""
+    if target in backend_names() or target.rpartition(":")[0].endswith(".cu"):
+        raise InputError(f"target {target!r} is a kernel, for `attnspec validate`: use {IN_PYTHON}")
+    if not target.rpartition(":")[0]:
+        raise InputError(f"target {target!r} has no attribute: use {IN_PYTHON}")
+    return load_attribute(target, classes=True)
+
+
 def load_attribute(target: str, classes: bool = False) -> Any:
     """Import a target's module and return its attribute. classes: whether it may be a class. Raises InputError."""
     place, colon, attribute = target.rpartition(":")
     if not colon or not place or not attribute:
-        known = ", ".join(backend_names())
-        raise InputError(f"target {target!r} is no backend ({known}) and has no attribute: {FORMS}")
+        known = backend_names()
+        backend = f"is no backend ({', '.join(known)}) and has no attribute"
+        raise InputError(f"target {target!r} {backend}: {FORMS}{did_you_mean(target, known)}")
     module = _from_file(place) if place.endswith(".py") else _from_name(place)
     try:
         found: Any = attrgetter(attribute)(module)
     except AttributeError:
-        raise InputError(f"target {target!r}: {place} has no attribute {attribute!r}") from None
+        meant = did_you_mean(attribute, dir(module))
+        raise InputError(f"target {target!r}: {place} has no attribute {attribute!r}{meant}") from None
     except (Exception, SystemExit) as error:  # a module that loads its attributes late
         raise InputError(_import_failed(place, error)) from None
     if not callable(found):

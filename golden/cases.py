@@ -11,7 +11,7 @@ from itertools import product
 
 from attnspec.golden.cited import rules_of
 from attnspec.golden.modified import MODIFIED
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 from attnspec.spec.problem import MASK_KINDS, Problem
 
 
@@ -356,4 +356,5 @@ def golden_case(name: str) -> GoldenCase:
     for case in CASES:
         if case.name == name:
             return case
-    raise InputError(f"unknown golden case {name!r}: see `attnspec list cases`")
+    meant = did_you_mean(name, (case.name for case in CASES))
+    raise InputError(f"unknown golden case {name!r}: see `attnspec list cases`{meant}")

@@ -51,6 +51,8 @@ def manifest(folder: Path = VECTORS) -> tuple[Entry, ...]:
     in the order of the names.
     """
     path = folder / MANIFEST
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is no folder; name one of vectors, which `attnspec golden regenerate` makes")
     return _entries(read_bytes(path, LARGEST_JSON), path)
 
 

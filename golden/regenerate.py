@@ -81,9 +81,9 @@ def stale(
 
     Writes nothing. Raises InputError where a file cannot be read.
     """
-    fresh = contents(make_all(cases, jobs, progress))
-    with _telling(folder, "read"):
+    with _telling(folder, "read"):  # before the work, which a folder that is not there would waste
         stored = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    fresh = contents(make_all(cases, jobs, progress))
     lines = []
     for name in sorted(fresh.keys() | stored.keys()):
         if name not in fresh:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from attnspec.spec.capabilities import Backend, Capabilities
-from attnspec.spec.errors import InputError, Unavailable
+from attnspec.spec.errors import InputError, Unavailable, did_you_mean
 
 GROUP = "attnspec.backends"
 EXPECTATIONS = Path(__file__).parent / "expectations"
@@ -102,7 +102,9 @@ def _entry(name: str) -> metadata.EntryPoint:
 
 
 def _unknown(name: str) -> InputError:
-    return InputError(f"unknown backend {name!r}: use one of {', '.join(backend_names()) or '(none is registered)'}")
+    known = backend_names()
+    meant = did_you_mean(name, known)
+    return InputError(f"unknown backend {name!r}: use one of {', '.join(known) or '(none is registered)'}{meant}")
 
 
 def _is_backend(found: Any) -> bool:

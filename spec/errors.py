@@ -1,4 +1,9 @@
-"""The one exception that means "the user can mend this"."""
+"""The one exception that means "the user can mend this", and what a name was meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class InputError(ValueError):
@@ -10,3 +15,10 @@ class InputError(ValueError):
 
 class Unavailable(Exception):
     """A backend that cannot run here; the text is the reason, such as a missing package or GPU."""
+
+
+def did_you_mean(said: str, known: Iterable[str]) -> str:
+    """Return `; did you mean '...'?` for the known name that is most like the one said, "" where none is much like
+    it."""
+    near = get_close_matches(said, list(known), n=1, cutoff=0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""

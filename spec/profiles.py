@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 from attnspec.spec.problem import Problem
 
 
@@ -47,5 +47,5 @@ PROFILES = {
 def profile(name: str) -> Profile:
     """Return the profile called `name`. Raises InputError."""
     if name not in PROFILES:
-        raise InputError(f"unknown profile {name!r}: use one of {', '.join(PROFILES)}")
+        raise InputError(f"unknown profile {name!r}: use one of {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}")
     return PROFILES[name]

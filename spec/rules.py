@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 
 CHAPTERS = (  # file names without .md, in reading order
     "notation",
@@ -83,7 +83,7 @@ def rule(rule_id: str) -> Rule:
     """Return one rule. Raises InputError for an id that no chapter has."""
     rules = all_rules()
     if rule_id not in rules:
-        raise InputError(f"unknown rule {rule_id!r}: see `attnspec list rules`")
+        raise InputError(f"unknown rule {rule_id!r}: see `attnspec list rules`{did_you_mean(rule_id, rules)}")
     return rules[rule_id]
 
 

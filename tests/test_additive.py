@@ -107,10 +107,13 @@ def test_what_does_not_fit_is_refused(changes: Inputs, message: str) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_agrees_with_the_exact_oracle(is_causal: bool) -> None:
-    given = inputs()
-    mask = torch.rand(2, 2, 4, 5, generator=torch.Generator().manual_seed(1)) > 0.3
+@pytest.mark.parametrize("added", [False, True])
+def test_agrees_with_the_exact_oracle(is_causal: bool, added: bool) -> None:
+    given, source = inputs(), torch.Generator().manual_seed(1)
+    mask = torch.rand(2, 2, 4, 5, generator=source) > 0.3
     mask[0, 0, 2] = False
+    if added:
+        mask = torch.randn(2, 2, 4, 5, dtype=torch.float64, generator=source).masked_fill(~mask, -torch.inf)
     expected = exact(**arrays(given), attn_mask=mask.numpy(), is_causal=is_causal)
     found = additive_attention(**given, attn_mask=mask, is_causal=is_causal)
     assert found.lse is not None
@@ -159,6 +162,15 @@ def test_scores_that_are_equal_by_the_oddness_of_tanh_are_one_group() -> None:
     assert (result.output.item(), result.lse.item()) == (1.0, math.log(2))
 
 
+def test_what_a_mask_adds_parts_equal_scores_and_joins_none() -> None:
+    halves, inf = np.array([[0.5, 1.5]]), math.inf
+    assert one_query([0.0, 0.0], [0.0, 0.0], attn_mask=np.array([[0.25, -inf]])) == (0.0, 0.25)
+    assert one_query([0.0, 0.0], [7.0, 7.0], attn_mask=np.full((1, 2), -inf)) == (0.0, -inf)
+    output, lse = one_query([0.7, 0.7], [0.0, 1.0], attn_mask=halves)
+    assert output == pytest.approx(1 / (1 + math.exp(-1)), rel=1e-15)  # the scores differ by 1
+    assert lse == pytest.approx(math.tanh(0.7) + 1.5 + math.log1p(math.exp(-1)), rel=1e-15)
+
+
 @pytest.mark.parametrize("size", [80.0, 1e5, 1e9])
 def test_a_vanishing_weight_decides_the_direction_of_a_tie(size: float) -> None:
     tie = 1 + 2.0**-52
@@ -176,7 +188,8 @@ def test_the_oracle_rounds_once_to_float32() -> None:
     ("changes", "message"),
     [
         ({"query": np.full((2, 2, 4, 3), np.nan)}, "query holds a NaN or an infinity"),
-        ({"attn_mask": np.zeros((4, 5))}, "attn_mask is float64: use bool"),
+        ({"attn_mask": np.zeros((4, 5), dtype=np.int64)}, "attn_mask is int64: use bool or float16"),
+        ({"attn_mask": np.full((4, 5), np.inf)}, r"attn_mask holds a NaN or \+inf"),
         ({"attn_mask": np.ones((4, 4), dtype=np.bool_)}, r"attn_mask has shape \(4, 4\)"),
         ({"w_q": np.ones((7, 6))}, r"w_q \(7, 6\) and w_k \(7, 6\)"),
         ({"value": np.ones((2, 2, 4, 2))}, "use one batch, one heads, one k_len"),

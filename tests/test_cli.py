@@ -136,6 +136,7 @@ def test_a_setting_that_the_target_cannot_have_is_one_line(
         ("--shard=1", "shard '1': use I/N, such as 1/4"),
         ("--shard=5/4", "shard 5/4: use I/N with I from 1 to N"),
         ("--profile=double --dtype=fp32", "no case is left"),
+        ("--case=inputs_stay_unchange/q=1/k=1/d=1", "; did you mean 'inputs_stay_unchanged'?"),
         ("--report=.", "report '.' cannot be written: it names no file"),
         ("--report=missing/report.jsonl", "report 'missing/report.jsonl' cannot be written: No such file or directory"),
         ("--expectations=missing.json", "missing.json: cannot be read"),

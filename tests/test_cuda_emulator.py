@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cuda_needs import needs_toolkit
 
-from attnspec.implementations.cuda_emulator import Library, build
+from attnspec.implementations.cuda_emulator import KernelFault, Library, build
 from attnspec.implementations.cuda_emulator.build import cache_folder
 from attnspec.implementations.cuda_emulator.toolkit import include_folders
 from attnspec.spec.errors import InputError
@@ -151,10 +152,74 @@ def told(tmp_path: Path, text: str) -> str:
         ("\n one<<<1, 32>>>(x, n, s);", "bad.cu:2: .*leave <<<>>> out, by #ifndef CUDA_EMULATOR"),
         ("__shared__ float a[4] = {1};", "cannot read the declaration '__shared__ float a"),
         ('\n}\n#include "none.cuh"\nvoid f() {', "bad.cu:3: none.cuh: No such file"),
+        (
+            '\n  int a;\n  asm volatile("mov.u32 %0, %%laneid;"\n : "=r"(a));',
+            "bad.cu:3: inline assembly .no such instruction: .mov",
+        ),
+        ('\n  asm("{\\n\\t.reg .pred p;\\n\\t}");', "bad.cu:2: inline assembly .* the CPU has no PTX; use C.. there"),
+        ('\n  float f;\n  __asm__ volatile("ex2 %0;" : "=h"(f));', "bad.cu:3: inline assembly .impossible constraint"),
     ],
 )
 def test_the_first_error_of_the_compiler_is_told(tmp_path: Path, body: str, message: str) -> None:
     assert re.search(message, told(tmp_path, KERNEL.format(body)))
+
+
+@pytest.mark.parametrize(
+    ("initialiser", "message"),
+    [
+        (
+            "[] { for (volatile int i = 0;; i = 1) {} return 0; }()",
+            "does not load within 2 s: look at the initialisers",
+        ),
+        ("(exit(3), 0)", "does not load .the process ended.: look at the initialisers"),
+        ("*(volatile int*)8", "does not load .signal 11.: look at the initialisers"),
+        ("missing()", "does not load .*undefined symbol: .*missing"),
+    ],
+)
+def test_code_that_does_not_load_is_told_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, initialiser: str, message: str
+) -> None:
+    monkeypatch.setenv("ATTNSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys.modules[build.__module__], "LOADING_SECONDS", 2)
+    text = f"#include <cstdlib>\nint missing();\nstatic int value = {initialiser};\n" + KERNEL.format("")
+    assert re.search(message, told(tmp_path, text))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("before", ["", "#include <cassert>\n", "#include <assert.h>\n"])
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        ("assert(threadIdx.x < 3);", r"stops.cu:{}: assertion 'threadIdx.x < 3' fails \(block 1,0,0 thread 3,0,0\)$"),
+        ("if (threadIdx.x == 3) __trap();", r"stops.cu:{}: __trap\(\) is called \(block 1,0,0 thread 3,0,0\)$"),
+        (
+            "if (threadIdx.x == 3) __builtin_trap();",
+            r"an instruction that the processor refuses, such as __builtin_trap",
+        ),
+    ],
+)
+def test_a_kernel_that_stops_is_a_fault_at_its_line_and_the_process_goes_on(
+    tmp_path: Path, before: str, stops: str, message: str
+) -> None:
+    source = tmp_path / "stops.cu"
+    kernel = 'extern "C" __global__ void one(int* x) {{\n  x[blockIdx.x] += 1;\n  if (blockIdx.x == 1) {{ {} }}\n}}\n'
+    source.write_text(before + kernel.format(stops))
+    library, found = build(source), whole(3)
+    for _ in range(2):
+        with pytest.raises(KernelFault) as caught:
+            library.launch("one", (3,), (32,), 0, [found])
+        assert re.search(message.format(3 + before.count("\n")), str(caught.value))
+    assert found.tolist() == [64, 8, 0]
+    library.launch("one", (1,), (32,), 0, [found])
+    assert found[0] == 96
+
+
+def test_an_assertion_that_holds_or_is_switched_off_does_nothing(tmp_path: Path) -> None:
+    source, found = tmp_path / "holds.cu", whole(1)
+    source.write_text('extern "C" __global__ void one(int* x) { assert(*x == 0); *x = 1; }\n')
+    build(source).launch("one", (1,), (1,), 0, [found])
+    build(source, ("-DNDEBUG",)).launch("one", (1,), (1,), 0, [found])
+    assert found.item() == 1
 
 
 def test_a_file_without_a_kernel_is_told(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     for name, text in (("my_kernel", BLOCKS["cuda"]), ("racing_kernel", BLOCKS["cuda"].replace(FENCE, ""))):
         (tmp_path / f"{name}.cu").write_text(text)
         (tmp_path / f"{name}.toml").write_text(BLOCKS["toml"])
+    (tmp_path / "alone.cu").write_text(BLOCKS["cuda"])
     return tmp_path
 
 
@@ -90,7 +91,12 @@ def test_a_race_is_a_failure_of_the_case_with_its_lines(folder: Path, attnspec: 
     ("target", "options", "message"),
     [
         ("my_kernel.cu:attend", (), "my_kernel.toml: has no table [attend]; it has [attention]"),
-        ("none.cu:attention", (), "none.cu needs a launch description, none.toml beside it"),
+        ("none.cu:attention", (), "CUDA file 'none.cu' does not exist (looked in "),
+        (
+            "alone.cu:attention",
+            (),
+            "alone.cu needs a launch description, alone.toml beside it, with a table [attention]",
+        ),
         ("my_kernel.cu:attention", ("--sanitize", "memory"), "sanitizer 'memory': use thread or address"),
         ("torch_eager", ("--sanitize", "address"), "target 'torch_eager' has no sanitizer"),
     ],
@@ -129,6 +135,7 @@ CHANGES = {
     },
     '"is_causal", "scale",': {
         '"is_causal",': r"arguments: names 11, and kernel attention takes 12 \(pointer, ",
+        '"lze", "scale",': "unknown name 'lze'; use .*window_right; or alone query, key, value, output, lse, ",
         '"lse", "scale",': "'lse' stands where kernel attention has parameter 11, int32",
     },
     '"lse",': {'"scale",': "'scale' stands where kernel attention has parameter 5, pointer"},
@@ -209,3 +216,16 @@ def test_numbers_that_no_launch_has_are_one_line(
     assert done.returncode == 2, done.stderr
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@needs_toolkit
+def test_a_grid_of_no_blocks_is_refused_and_a_call_without_rows_is_not(folder: Path) -> None:
+    path = folder / "my_kernel.toml"
+    path.write_text(path.read_text().replace('"ceil(q_len / 4)"', '"q_len // 4"'))
+    backend = load_cuda_file(folder / "my_kernel.cu", "attention")
+    query, key = torch.ones(2, 3, 3, 8), torch.ones(2, 3, 5, 8)
+    with pytest.raises(
+        InputError, match=r"my_kernel.toml: \[attention\]: grid is \[0, 3, 2\], which runs nothing: use 1"
+    ):
+        backend(query, key, key)
+    assert backend(query[:, :, :0], key, key).shape == (2, 3, 0, 8)

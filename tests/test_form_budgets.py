@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from attnspec.conformance.budget import arithmetic_of, error_budget
-from attnspec.conformance.forms import latent
+from attnspec.conformance.forms import latent, multi_head
 from attnspec.conformance.forms.hold import FORMS
 from attnspec.conformance.forms.merge import merge_budget
 from attnspec.conformance.forms.projections import layer_error
 from attnspec.conformance.forms.relative_bias import sum_budget
 from attnspec.conformance.row_errors import CONFIDENCE
+from attnspec.conformance.rows import Rows, score_ties
 from attnspec.golden.forms import FORM_CASES
 from attnspec.golden.store import load_form
 from attnspec.spec.call import Call
@@ -71,6 +72,28 @@ def test_a_merge_of_two_equal_parts_by_hand() -> None:
     right = error + unit * (2 + error) + 2.0**-126
     assert found["output"].item() == pytest.approx(right, rel=1e-12)
     assert found["lse"].item() == pytest.approx(unit * (2 * log2 + 4 * log2 + 8) + 2.0**-126, rel=1e-12)
+
+
+def test_an_error_of_a_shared_key_or_value_moves_the_query_heads_of_its_group_together() -> None:
+    """The part of equation (7) that projected keys and values add is Σ ε² J², J the derivative of the output by a head
+    that several query heads read, as autograd gives it."""
+    golden = load_form("multi-head-grouped-float32")
+    module = multi_head._module(golden, arithmetic_of(format_of(torch.float32)))
+    q, w_o, visible, scale = module.q[0], module.w_o, module.visible[0], module.q.shape[-1] ** -0.5
+
+    def output(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        key, value = (x.repeat_interleave(3, 0) for x in (k, v))
+        scores = (scale * q @ key.transpose(-1, -2)).masked_fill(~visible, -torch.inf)
+        return (scores.softmax(-1) @ value @ w_o.transpose(-1, -2)).sum(0)
+
+    by_k, by_v = torch.autograd.functional.jacobian(output, (module.k[0], module.v[0]))  # (q_len, d_model, 2, k_len, d)
+    right = sum((of**2 * e[0] ** 2).sum((-3, -2, -1)) for of, e in ((by_k, module.e_k), (by_v, module.e_v)))
+    outward = module.v[0].repeat_interleave(3, 0) @ w_o.transpose(-1, -2)
+    arithmetic = arithmetic_of(format_of(torch.float32))
+    rows = Rows.of(q, module.k[0].repeat_interleave(3, 0), outward, None, visible, scale, arithmetic)
+    assert (score_ties(rows) == 1).all()
+    found = multi_head._of_groups(module, 0, rows, score_ties(rows), scale)
+    torch.testing.assert_close(found, right, rtol=1e-10, atol=0)
 
 
 def test_another_class_is_told() -> None:

@@ -66,7 +66,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
 EXACT = ("relative_bucket", "document_mask", "prefix_lm")  # nothing is rounded
 GRADIENTS = ("packed.backward", "paged.backward", "relative-bias.gradient", "context-parallel.backward")
 LEAST_ERROR = dict.fromkeys((*EXACT, "quantise"), 0.0) | {"alibi_slopes": 0.001}  # of an honest target, over its budget
-REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
+OTHER_SHAPES = tuple(f"multi-head-{of}-" for of in ("d-k", "d-v", "grouped", "multi-query"))
+REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(OTHER_SHAPES)}
 ALL_BUDGETS = {form: spec.budgets for form, spec in FORMS.items()}
 MUTANTS = [pytest.param(form, m, id=m.name) for form, table in FORM_FAMILIES.items() for m in table]
 

@@ -106,7 +106,7 @@ def test_the_wrong_call_has_the_other_arguments_of_the_sound_one() -> None:
 
 
 def test_a_refusal_of_another_form_is_told() -> None:
-    with pytest.raises(InputError, match="lists no case 'paged-refuses-page-of-0'"):
+    with pytest.raises(InputError, match="case 'paged-refuses-page-of-0' has form paged: leave it out"):
         list(hold(PACKED, "packed", names=("paged-refuses-page-of-0",)))
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from safetensors.torch import save
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.comparison import compare
 from attnspec.golden.cases import CASES, DTYPES, SHAPES, golden_case
-from attnspec.golden.files import MANIFEST, VECTORS, files_of, sha256
+from attnspec.golden.files import MANIFEST, VECTORS, files_of, manifest, sha256
 from attnspec.golden.regenerate import ALL_CASES, make, regenerate, stale
 from attnspec.golden.store import Golden, check, load_all
 from attnspec.reference.attention import answer
@@ -262,6 +263,17 @@ def test_nothing_else_is_replaced(folder: Path) -> None:
             regenerate(out, jobs=1, cases=CASES[:1])
     with pytest.raises(InputError, match="jobs is 0"):
         stale(folder, jobs=0)
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path) -> None:
+    with patch("attnspec.golden.regenerate.make", side_effect=AssertionError("a case was computed")):
+        with pytest.raises(InputError, match=r"none: cannot be read .No such file or directory.; name another folder"):
+            stale(tmp_path / "none", jobs=1)
+        with pytest.raises(AssertionError, match="a case was computed"):
+            stale(tmp_path, jobs=1)
+    for use in (check, manifest):
+        with pytest.raises(InputError, match="none: is no folder; name one of vectors"):
+            use(tmp_path / "none")
 
 
 def test_stale_files_are_named(folder: Path) -> None:

@@ -35,6 +35,7 @@ CITED = {
         *(f"multi-head.{rule}" for rule in ("projections", "split", "concat-order", "output-projection")),
         *(f"multi-head.{rule}" for rule in ("mask-convention", "cross-lengths", "empty-row")),
         *("attention.scale-default", "accuracy.multi-head-within-budget"),
+        *("grouped.head-map", "grouped.multi-query"),
     },
     "additive": {"additive.score", "additive.softmax", "additive.mask", "accuracy.additive-within-budget"},
     "packed": {
@@ -180,6 +181,30 @@ def test_a_row_that_no_head_sees_through_is_the_bias(goldens: dict[str, FormGold
     assert not goldens["multi-head-empty-row-no-bias-float32"].truth["output"][:, 0].any()
 
 
+def test_query_heads_of_a_group_share_the_columns_of_one_key_head(goldens: dict[str, FormGolden]) -> None:
+    grouped = goldens["multi-head-grouped-float32"]
+    repeated = {}
+    for name, x in grouped.inputs.items():
+        shared = name in ("w_k", "b_k", "w_v", "b_v")  # 2 heads of 4 columns, each for 3 query heads
+        repeated[name] = x.unflatten(0, (2, 4)).repeat_interleave(3, 0).flatten(0, 1) if shared else x
+    problem = problem_of("multi_head", str(grouped.case.problem).replace("kv_heads=2/", ""))
+    assert problem.shapes()["w_k"] == ("float32", (24, 24))
+    truth = problem.truth(repeated)["output"]
+    assert truth.tolist() == grouped.truth["output"].tolist()
+
+
+def test_an_added_mask_moves_scores_and_hides_at_minus_inf(goldens: dict[str, FormGolden]) -> None:
+    golden = goldens["additive-bias-empty-row-float32"]
+    mask, weights, lse = golden.inputs["attn_mask"].double(), golden.truth["weights"], golden.truth["lse"]
+    assert torch.equal(weights == 0, mask == -torch.inf)
+    assert (lse[:, :, 0] == -torch.inf).all()
+    plain = problem_of("additive", str(golden.case.problem).replace("mask=bias_empty/", ""))
+    unmasked = {name: x for name, x in golden.inputs.items() if name != "attn_mask"}
+    bare = {name: torch.from_numpy(x) for name, x in plain.truth(unmasked).items()}
+    scores = bare["weights"].log() + bare["lse"][..., None]
+    torch.testing.assert_close((scores + mask)[:, :, 1:].softmax(-1), weights[:, :, 1:], rtol=1e-13, atol=1e-15)
+
+
 def test_one_key_has_weight_1_in_additive_attention(goldens: dict[str, FormGolden]) -> None:
     golden = goldens["additive-one-key-float32"]
     assert torch.equal(golden.truth["weights"], torch.ones_like(golden.truth["weights"]))
@@ -247,6 +272,7 @@ def test_a_problem_is_read_as_it_is_written(case: FormCase) -> None:
         ("merge", "empty=few", "empty is 'few'"),
         ("merge", "parts=9999", "parts is 9999: use 0 to 4096"),
         ("multi_head", "d_model=10/heads=4", "no multiple of heads"),
+        ("multi_head", "d_model=12/heads=6/kv_heads=4", "heads 6 is no multiple of kv_heads 4"),
         ("multi_head", "q=2/k=3/same", "the same tokens have one length"),
         ("multi_head", "mask=some", "mask is 'some'"),
         ("additive", "mask=some", "mask is 'some'"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
+from conftest import Process
 
 from attnspec.conformance.catalogue import EVERY_CASE
 from attnspec.conformance.matrix import Cell, markdown, row, table
@@ -71,3 +73,18 @@ def test_markdown_says_the_verdicts_first(result: Make) -> None:
         "|---|---|---|",
     ]
     assert "| mask.bool | 1 ok | fail |" in lines
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("torch_eagre", "unknown backend 'torch_eagre': use one of .*; did you mean 'torch_eager'"),
+        ("", "unknown backend ''"),
+        ("tiled, torch_eager,", "unknown backend ''"),
+        ("tiled, torch_eager , tiled", "unknown level 'fast'"),
+    ],
+)
+def test_the_names_of_the_matrix_are_read_one_by_one(attnspec: Callable[..., Process], named: str, said: str) -> None:
+    done = attnspec("matrix", "--backends", named, "--level", "fast")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"attnspec: error: {said}[^\\n]*\\n", done.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONSOLE_SCRIPT, Process, clean_environment, run, write_expectations
+from conftest import CONSOLE_SCRIPT, CORE_CASE, Process, clean_environment, run, write_expectations
 
 from attnspec.conformance.report import read_report
 
@@ -154,3 +154,9 @@ def test_a_recorded_crash_is_excused(attnspec: Attnspec, kernel_file: File, tmp_
     process = attnspec("validate", "mine.py:attention", *options)
     assert process.returncode == 0
     assert "not conformant: 1 recorded deviation" in process.stdout
+
+
+def test_a_time_limit_beyond_any_clock_is_a_long_one(attnspec: Callable[..., Process], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from torch.nn.functional import scaled_dot_product_attention as attention\n")
+    done = attnspec("validate", "mine.py:attention", "--jobs=1", "--timeout=99999999999", f"--case={CORE_CASE}")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ from conftest import CORE_CASE
 from attnspec.conformance.catalogue import CHECKS, EVERY_CASE, LEVELS, case_named, cases
 from attnspec.conformance.selection import Selection, shard
 from attnspec.spec.dtypes import ALIASES, FORMATS
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 from attnspec.spec.profiles import PROFILES
 from attnspec.spec.rules import all_rules
 
@@ -159,6 +159,13 @@ def test_a_shard_outside_its_parts_is_told(shard: tuple[int, int]) -> None:
         (Selection(case_ids=("inputs_stay_unchanged/q=1/k=2/d=x",)), "'d=x'"),
         (Selection(case_ids=("inputs_stay_unchanged/q=1/k=2/d=4/hq=3/hkv=2",)), "3 query heads over 2 key heads"),
         (Selection(case_ids=("output_matches_golden/nonsense",)), "unknown golden case 'nonsense'"),
+        (Selection(profiles=("coer",)), "; did you mean 'core'?"),
+        (Selection(rules=("mask.causal-uper-left",)), "; did you mean 'mask.causal-upper-left'?"),
+        (Selection(case_ids=("inputs_stay_unchange/q=1/k=1/d=1",)), "; did you mean 'inputs_stay_unchanged'?"),
+        (
+            Selection(case_ids=("output_matches_golden/lengths-raged-float32",)),
+            "; did you mean 'lengths-ragged-float32'?",
+        ),
     ],
 )
 def test_a_wrong_name_is_one_line_that_says_what_is_right(selection: Selection, said: str) -> None:
@@ -166,3 +173,8 @@ def test_a_wrong_name_is_one_line_that_says_what_is_right(selection: Selection, 
         selection.cases()
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_guessed_where_no_name_is_near() -> None:
+    assert did_you_mean("nonsense", ("core", "masks")) == ""
+    assert did_you_mean("", ("core", "masks")) == ""

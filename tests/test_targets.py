@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnspec.conformance.targets import resolve
+from attnspec.conformance.targets import load_form_target, resolve
 from attnspec.implementations.registry import backend_names
 from attnspec.spec.call import Call
 from attnspec.spec.errors import InputError
@@ -173,12 +173,32 @@ def test_a_module_without_a_kernel_is_one_line(kernel_file: File, form: str, tex
         ("nonsense", "target 'nonsense' is no backend ("),
         ("kernel.py", "target 'kernel.py' is no backend"),
         ("torch", "target 'torch' is no backend"),
+        ("torch_eagre", "; did you mean 'torch_eager'?"),
+        ("torch.nn.functional:scaled_dot_product_atention", "; did you mean 'scaled_dot_product_attention'?"),
         ("torch.nn.functional:.", "has no attribute '.'"),
         ("x" * 300 + ".py:attention", "cannot be read: File name too long"),
     ],
 )
 def test_a_target_that_is_nowhere_is_one_line(target: str, said: str) -> None:
     assert said in told(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("torch_eager", "target 'torch_eager' is a kernel, for `attnspec validate`: use package.module:attr or path"),
+        (
+            "mine.cu:attention",
+            "target 'mine.cu:attention' is a kernel, for `attnspec validate`: use package.module:attr",
+        ),
+        ("mine.py", "target 'mine.py' has no attribute: use package.module:attr or path/to/file.py:attr"),
+        ("", "target '' has no attribute"),
+        (":merge", "target ':merge' has no attribute"),
+    ],
+)
+def test_a_kernel_is_not_held_to_a_form(target: str, said: str) -> None:
+    with pytest.raises(InputError, match="^" + said):
+        load_form_target(target)
 
 
 def test_the_backends_are_named_where_a_target_is_none() -> None:

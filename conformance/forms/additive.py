@@ -24,10 +24,11 @@ AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "weights": (*RO
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:
-    """Call `target(query, key, value, w_q, w_k, v_a)`, with attn_mask (bool) and is_causal where the case has them.
+    """Call `target(query, key, value, w_q, w_k, v_a)`, with attn_mask and is_causal where the case has them.
 
-    It returns the output, or (output, weights), or (output, weights, lse). Raises NotSupported where the signature
-    lacks a word or the target refuses by NotImplementedError, Violation where it raises anything else.
+    The mask is bool, or of the dtype of the query and then added to the scores. The target returns the output, or
+    (output, weights), or (output, weights, lse). Raises NotSupported where the signature lacks a word or the target
+    refuses by NotImplementedError, Violation where it raises anything else.
     """
     problem = cast(AdditiveProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
@@ -48,14 +49,22 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     a = arithmetic_of(format_of(inputs["query"].dtype), accuracy)
     shape = (problem.b, problem.h, problem.q, problem.k)
     visible = masks.visible(shape, inputs.get("attn_mask"), problem.causal, "upper_left")
+    bias = _bias(inputs.get("attn_mask"), shape)
     found: dict[str, list[torch.Tensor]] = {"output": [], "weights": [], "lse": []}
     for b in range(problem.b):
         network = _Network(inputs, b, a)
         for name, values in (("output", inputs["value"][b].double()), ("weights", _units(problem))):
-            output, lse = network.errors(values, visible[b])
+            output, lse = network.errors(values, visible[b], None if bias is None else bias[b])
             found[name].append(output)
         found["lse"].append(lse)
     return {name: torch.stack(parts) for name, parts in found.items()}
+
+
+def _bias(attn_mask: torch.Tensor | None, shape: tuple[int, int, int, int]) -> torch.Tensor | None:
+    """Return what a mask adds to the scores, 0 where it hides, or None where it adds nothing."""
+    if attn_mask is None or not attn_mask.dtype.is_floating_point:
+        return None
+    return masks.bias(shape, attn_mask.masked_fill(attn_mask == -torch.inf, 0.0))
 
 
 def _units(problem: AdditiveProblem) -> torch.Tensor:
@@ -84,10 +93,13 @@ class _Network:
         norm = torch.sqrt(tanh**2 @ mix**2)
         self.own = torch.sqrt(of_terms + inner_products(len(mix), self.s, norm, a.work) ** 2)
 
-    def errors(self, values: torch.Tensor, visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what output (heads, q_len, value_dim) and lse (heads, q_len) may be off by."""
+    def errors(
+        self, values: torch.Tensor, visible: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what output (heads, q_len, value_dim) and lse (heads, q_len) may be off by. bias: (heads, q_len,
+        k_len), or None."""
         units = torch.eye(self.s.shape[-1], dtype=torch.float64).expand(len(self.s), -1, -1)
-        rows = Rows.of(self.s, units, values, None, visible, 1.0, self.arithmetic)
+        rows = Rows.of(self.s, units, values, bias, visible, 1.0, self.arithmetic)
         rows = replace(rows, norm=torch.zeros_like(rows.norm), head_dim=0)  # the scores are given, no product is left
         ties = score_ties(rows)
         output = output_error(rows, ties)

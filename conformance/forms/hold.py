@@ -31,10 +31,11 @@ from attnspec.conformance.forms import (
 from attnspec.conformance.forms.refusals import Refusal, refused
 from attnspec.conformance.forms.target import Target, Tensors
 from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.golden.forms import FORM_CASES
 from attnspec.golden.forms.form import lse_dtype
 from attnspec.golden.store import FormGolden, load_form, load_forms
 from attnspec.spec.dtypes import format_of
-from attnspec.spec.errors import InputError
+from attnspec.spec.errors import InputError, did_you_mean
 
 
 class Form(NamedTuple):
@@ -121,16 +122,26 @@ def hold(target: Target, form: str, accuracy: str = "fused", names: tuple[str, .
     form, class or case.
     """
     if form not in FORMS:
-        raise InputError(f"unknown form {form!r}: use one of {', '.join(FORMS)}")
+        raise InputError(f"unknown form {form!r}: use one of {', '.join(FORMS)}{did_you_mean(form, FORMS)}")
     if accuracy not in ("fused", "eager"):
         raise InputError(f"accuracy is {accuracy!r}: use fused or eager")
+    check_names(form, names)
     refusals = {refusal.name: refusal for refusal in FORMS[form].refusals}
     goldens = [load_form(name) for name in names if name not in refusals] if names else load_forms(form)
     for golden in goldens:
-        if golden.case.form != form:
-            raise InputError(f"case {golden.case.name!r} has form {golden.case.form}: leave it out")
         yield hold_case(target, golden, accuracy)
     yield from (hold_refusal(target, refusal, form) for name, refusal in refusals.items() if not names or name in names)
+
+
+def check_names(form: str, names: tuple[str, ...]) -> None:
+    """Raise InputError for a name that is neither a case of the form nor a call that it must refuse."""
+    known = {case.name: case.form for case in FORM_CASES} | {name: of for name, (of, _) in REFUSALS.items()}
+    for name in names:
+        if name not in known:
+            meant = did_you_mean(name, (case for case, of in known.items() if of == form))
+            raise InputError(f"unknown case {name!r}: see `attnspec golden list --form {form}`{meant}")
+        if known[name] != form:
+            raise InputError(f"case {name!r} has form {known[name]}: leave it out")
 
 
 def hold_case(target: Target, golden: FormGolden, accuracy: str = "fused") -> Held:

@@ -9,13 +9,13 @@ from typing import Any, cast
 import torch
 
 from attnspec.conformance.budget import arithmetic_of
-from attnspec.conformance.forms.projections import apart_term, inner_products, layer_error, shared_term
+from attnspec.conformance.forms.projections import inner_products, layer_error, shared_term
 from attnspec.conformance.forms.target import Target, Tensors, accepts, named, need, ran
 from attnspec.conformance.row_errors import CONFIDENCE, output_error
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 from attnspec.golden.forms.multi_head import LAYERS, MultiHeadProblem
 from attnspec.golden.store import FormGolden
-from attnspec.reference import masks
+from attnspec.reference import grouped_heads, masks
 from attnspec.reference.multi_head import split_heads, visible_slots
 from attnspec.spec.dtypes import format_of
 from attnspec.spec.errors import InputError
@@ -27,11 +27,12 @@ AXES: dict[str, tuple[str, ...]] = {"output": ("batch", "row", "column")}
 def run(target: Target, golden: FormGolden) -> Tensors:
     """Run a module class, or a function, on a case and return its output, (batch, q_len, d_model).
 
-    A subclass of `torch.nn.Module` is built as `target(d_model, num_heads)`, with `bias=False`, `d_k`, `d_v`, `kdim`
-    or `vdim` where the case has them; its state is loaded from `w_q.weight`, `w_q.bias` and so on, and it is called in
-    eval mode as `module(query, key, value, mask)`. Another callable is called as `target(query, key, value, mask,
-    parameters=..., num_heads=...)` with that state. Raises NotSupported where a signature lacks a word or the target
-    refuses by NotImplementedError, Violation where it raises anything else, InputError for a state of other names.
+    A subclass of `torch.nn.Module` is built as `target(d_model, num_heads)`, with `bias=False`, `d_k`, `d_v`, `kdim`,
+    `vdim` or `num_kv_heads` where the case has them; its state is loaded from `w_q.weight`, `w_q.bias` and so on, and
+    it is called in eval mode as `module(query, key, value, mask)`. Another callable is called as `target(query, key,
+    value, mask, parameters=..., num_heads=...)` with that state, and `num_kv_heads` likewise. Raises NotSupported where
+    a signature lacks a word or the target refuses by NotImplementedError, Violation where it raises anything else,
+    InputError for a state of other names.
     """
     problem, inputs = cast(MultiHeadProblem, golden.case.problem), golden.inputs
     tokens = [inputs[name].clone() for name in ("query", "key", "value")]
@@ -41,8 +42,9 @@ def run(target: Target, golden: FormGolden) -> Tensors:
             module = build(target, problem, state)
             returned = ran(RULE, module, *tokens, mask)
         else:
-            need(target, ("parameters", "num_heads"))
-            returned = ran(RULE, target, *tokens, mask, parameters=state, num_heads=problem.heads)
+            options = {"parameters": state, "num_heads": problem.heads, **_grouping(problem)}
+            need(target, options)
+            returned = ran(RULE, target, *tokens, mask, **options)
     if isinstance(returned, tuple | list) and returned:
         returned = returned[0]  # the output; what else there is, such as weights, has no vectors
     return named(returned, ("output",), RULE)
@@ -60,10 +62,16 @@ def parameters(inputs: Tensors) -> Tensors:
     }
 
 
+def _grouping(problem: MultiHeadProblem) -> dict[str, int]:
+    """Return what a target is told of key and value heads: nothing where there are as many as query heads."""
+    return {"num_kv_heads": problem.kv_heads} if problem.kv_heads else {}
+
+
 def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tensors) -> torch.nn.Module:
     """Return a module of a class with a state loaded, in eval mode and in the dtype of the state. Raises what `run`
     does."""
     options: dict[str, Any] = {name: size for name in ("kdim", "vdim") if (size := getattr(problem, name))}
+    options |= _grouping(problem)
     if problem.d_k or problem.d_v:
         options = dict(zip(("d_k", "d_v"), problem.dims, strict=True)) | options
     if problem.no_bias:
@@ -73,7 +81,7 @@ def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tenso
     need(target, options)
     module: torch.nn.Module = ran(RULE, target, problem.d_model, problem.heads, **options)
     if module.state_dict().keys() != state.keys():
-        names = f"{', '.join(module.state_dict())}: use {', '.join(state)}"
+        names = f"{', '.join(module.state_dict()) or 'no parameters'}: use {', '.join(state)}"
         raise InputError(f"the state of {target.__name__} has {names}, or name a function of the parameters")
     module = module.to(next(iter(state.values())).dtype)
     ran(RULE, module.load_state_dict, state)
@@ -82,8 +90,9 @@ def build(target: type[torch.nn.Module], problem: MultiHeadProblem, state: Tenso
 
 @dataclass(frozen=True)
 class _Module:
-    """A case's numbers in float64. q, k, v: (batch, heads, length, dim) after the projections; e_q, e_k, e_v: how far
-    they are off, in units of CONFIDENCE. w_o: (heads, d_model, d_v). visible: (batch, heads, q_len, k_len)."""
+    """A case's numbers in float64. q, k, v: (batch, heads, length, dim) after the projections, with the key and value
+    heads of k and v; e_q, e_k, e_v: how far they are off, in units of CONFIDENCE. w_o: (heads, d_model, d_v). visible:
+    (batch, heads, q_len, k_len)."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -106,8 +115,7 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     error, random2 = (torch.zeros(batch, q_len, d_model, dtype=torch.float64) for _ in range(2))
     total, norm2 = torch.zeros_like(error), torch.zeros_like(error)
     for b in range(batch):
-        of_heads, of_layers2, attended = _attention(module, b, a)
-        error[b], random2[b] = of_heads.sum(0), of_layers2.sum(0)
+        error[b], random2[b], attended = _attention(module, b, a)
         parts = attended[..., None, :] * module.w_o[:, None]  # (heads, q_len, d_model, d_v)
         total[b], norm2[b] = parts.sum((0, -1)), (parts**2).sum((0, -1))
     terms = heads * module.w_o.shape[2]
@@ -127,8 +135,9 @@ def _module(golden: FormGolden, a: Arithmetic) -> _Module:
     for layer, tokens in zip("qkv", ("query", "key", "value"), strict=True):
         x, weight, bias = inputs[tokens], inputs[f"w_{layer}"], inputs.get(f"b_{layer}")
         exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
-        projected[layer] = split_heads(exact, problem.heads)
-        errors[layer] = split_heads(layer_error(x, weight, bias, a.work, a.output), problem.heads)
+        heads = problem.heads if layer == "q" else problem.groups
+        projected[layer] = split_heads(exact, heads)
+        errors[layer] = split_heads(layer_error(x, weight, bias, a.work, a.output), heads)
     shape = (problem.b, problem.heads, problem.q, problem.k)
     mask = visible_slots(inputs["mask"]) if "mask" in inputs else None
     w_o = inputs["w_o"].double().reshape(problem.d_model, problem.heads, -1).transpose(0, 1)
@@ -139,18 +148,37 @@ def _module(golden: FormGolden, a: Arithmetic) -> _Module:
 
 
 def _attention(module: _Module, b: int, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what the attention of one batch element may be off by in the output, (heads, q_len, d_model); the square
-    of what the layers around it are, in units of CONFIDENCE, likewise; and its outputs, (heads, q_len, d_v)."""
-    q, k, v, w_o = module.q[b], module.k[b], module.v[b], module.w_o
+    """Return what the attention of one batch element may be off by in the output, (q_len, d_model); the square of what
+    the layers around it are, in units of CONFIDENCE, likewise; and its outputs, (heads, q_len, d_v)."""
+    q, w_o = module.q[b], module.w_o
+    k, v = (grouped_heads.expand(x[b : b + 1], len(q))[0] for x in (module.k, module.v))
     scale = q.shape[-1] ** -0.5
     outward = v @ w_o.transpose(-1, -2)  # (heads, k_len, d_model): the values after the output projection
     rows = Rows.of(q, k, outward, None, module.visible[b], scale, replace(a, output=0.0, tiny=0.0))
     ties = score_ties(rows)
     slope = (scale * k)[:, None].expand(-1, q.shape[1], -1, -1)  # (heads, q_len, k_len, d_k)
-    of_keys = scale * torch.sqrt(q**2 @ (module.e_k[b] ** 2).transpose(-1, -2))  # (heads, q_len, k_len)
-    scores2 = shared_term(rows, slope, module.e_q[b], rows.v) ** 2 + apart_term(rows, of_keys, ties) ** 2
-    values2 = ties * (rows.p**2 @ module.e_v[b] ** 2)  # (heads, q_len, d_v)
+    queries2 = (rows.unit * shared_term(rows, slope, module.e_q[b], rows.v)) ** 2
     attended = rows.p @ v
     alone2 = (a.output * attended) ** 2 + 2 * rows.count * (a.work * (rows.p @ v.abs())) ** 2  # its store, its sum
-    around2 = (values2 + alone2) @ (w_o**2).transpose(-1, -2)  # (heads, q_len, d_model)
-    return output_error(rows, ties), rows.unit**2 * scores2 + around2, attended
+    own2 = queries2 + alone2 @ (w_o**2).transpose(-1, -2)  # (heads, q_len, d_model)
+    return output_error(rows, ties).sum(0), own2.sum(0) + _of_groups(module, b, rows, ties, scale), attended
+
+
+def _of_groups(module: _Module, b: int, rows: Rows, ties: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return the square of what the projected keys and values may be off by in the output, in units of CONFIDENCE,
+    (q_len, d_model).
+
+    The query heads of a group read the same key, so an error of it moves them together: their parts are added before
+    they are squared. In the shapes, g: key and value heads; h and i: query heads of a group; r: rows; j: keys.
+    """
+    e_k, e_v = module.e_k[b] ** 2, module.e_v[b] ** 2  # (g, j, d_k), (g, j, d_v)
+    groups = (len(e_k), -1)
+    q, p, w_o, most = (x.unflatten(0, groups) for x in (module.q[b], rows.p, module.w_o, ties))
+    most = most.amax(1)  # (g, r, 1)
+    moved = rows.p[..., None] * (rows.v[:, None] - rows.o[:, :, None])  # (heads, r, j, d_model)
+    moved = (rows.unit[..., None] * moved).unflatten(0, groups)
+    together = scale**2 * torch.einsum("ghrd,gird,gjd->ghirj", q, q, e_k)
+    keys2 = most * torch.einsum("ghirj,ghrjm,girjm->grm", together, moved, moved)
+    weighed = torch.einsum("ghrj,girj,gje->ghire", p, p, e_v)
+    values2 = most * torch.einsum("ghire,ghme,gime->grm", weighed, w_o, w_o)
+    return (keys2 + values2).clamp_min(0.0).sum(0)

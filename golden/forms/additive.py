@@ -16,7 +16,9 @@ from attnspec.reference.exact.additive import additive_attention
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 
-MASKS = ("none", "padding", "rows", "empty")
+MASKS = ("none", "padding", "rows", "empty", "bias", "bias_empty")
+BIASES = ("bias", "bias_empty")
+BIAS = 2.0  # standard deviation of what a mask adds, some times that of the scores
 NETWORK = ("query", "key", "w_q", "w_k", "v_a")
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -51,6 +53,17 @@ GROUPS: dict[str, dict[str, str]] = {
         "additive-empty-row-float32": "h=2/q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=empty/seed=835",
         "additive-empty-row-float16": "q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=empty/dtype=float16/seed=836",
     },
+    "Masks of the dtype of the queries, added to the scores; -inf hides a slot.": {
+        "additive-bias-float32": "b=2/h=2/q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=bias/seed=840",
+        "additive-bias-bfloat16": "h=2/q=5/k=9/query_dim=8/key_dim=8/hidden=8/mask=bias/dtype=bfloat16/seed=841",
+        "additive-bias-causal-float64": (
+            "q=5/k=5/query_dim=4/key_dim=4/hidden=4/mask=bias/causal/dtype=float64/seed=842"
+        ),
+        "additive-bias-empty-row-float32": "b=2/q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=bias_empty/seed=843",
+        "additive-bias-empty-row-float16": (
+            "q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=bias_empty/dtype=float16/seed=844"
+        ),
+    },
 }
 
 
@@ -58,7 +71,9 @@ GROUPS: dict[str, dict[str, str]] = {
 class AdditiveProblem(WordProblem):
     """Additive attention. b, h, q, k: batch, heads, q_len, k_len. value_dim: 0 is key_dim. arguments: factor on the
     arguments of tanh; scores: factor on v_a. mask, bool: `padding` (batch, 1, 1, k_len); `rows` (random) and `empty`
-    (random, and the first row sees nothing), (batch, 1, q_len, k_len). causal: row i sees no key j > i."""
+    (random, and the first row sees nothing), (batch, 1, q_len, k_len). mask, floating, (batch, heads, q_len, k_len):
+    `bias`, normal numbers times 2; `bias_empty`, the same with -inf where `empty` hides. causal: row i sees no key j >
+    i."""
 
     form: ClassVar[str] = "additive"
     truths: ClassVar[tuple[str, ...]] = ("output", "lse", "weights")
@@ -97,7 +112,10 @@ class AdditiveProblem(WordProblem):
             "weights": ("float64", (*rows, self.k)),
         }
         if self.mask != "none":
-            shapes["attn_mask"] = ("bool", (self.b, 1, 1 if self.mask == "padding" else self.q, self.k))
+            heads = self.h if self.mask in BIASES else 1
+            rows_of = 1 if self.mask == "padding" else self.q
+            dtype = self.dtype if self.mask in BIASES else "bool"
+            shapes["attn_mask"] = (dtype, (self.b, heads, rows_of, self.k))
         return shapes
 
     def inputs(self) -> Tensors:
@@ -110,7 +128,8 @@ class AdditiveProblem(WordProblem):
             for name in (*NETWORK, "value")
         }
         if self.mask != "none":
-            tensors["attn_mask"] = self._mask(draw, shapes["attn_mask"][1])
+            mask = self._bias if self.mask in BIASES else self._mask
+            tensors["attn_mask"] = mask(draw, shapes["attn_mask"][1])
         return tensors
 
     def _mask(self, draw: Source, shape: tuple[int, ...]) -> torch.Tensor:
@@ -124,6 +143,11 @@ class AdditiveProblem(WordProblem):
         else:
             keep[:, :, :1] = False
         return torch.from_numpy(keep)
+
+    def _bias(self, draw: Source, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the mask that is added to the scores, -inf where a slot is hidden."""
+        bias = to_tensor(draw.normal("bias", shape) * BIAS, format_named(self.dtype))
+        return bias if self.mask == "bias" else bias.masked_fill(~self._mask(draw, shape), -torch.inf)
 
     def truth(self, inputs: Tensors) -> Arrays:
         """Return output, lse and weights; the weights are the output for values of which each is one key's unit

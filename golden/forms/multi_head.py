@@ -60,6 +60,20 @@ GROUPS: dict[str, dict[str, str]] = {
             "q=5/k=7/d_model=16/heads=2/mask=empty/mask_dtype=float32/dtype=bfloat16/seed=743"
         ),
     },
+    "Grouped queries: fewer heads of keys and values than of queries, and one alone (multi-query).": {
+        "multi-head-grouped-float32": "b=2/q=5/k=9/d_model=24/heads=6/kv_heads=2/mask=rows/seed=760",
+        "multi-head-grouped-causal-bfloat16": (
+            "q=7/k=7/d_model=24/heads=6/kv_heads=3/same/mask=causal/mask_dtype=float32/dtype=bfloat16/seed=761"
+        ),
+        "multi-head-grouped-dims-float64": (
+            "q=5/k=7/d_model=12/heads=4/kv_heads=2/d_k=5/d_v=2/kdim=8/vdim=9/dtype=float64/seed=762"
+        ),
+        "multi-head-grouped-mask-of-heads-float32": (
+            "b=2/q=5/k=7/d_model=16/heads=4/kv_heads=2/mask=heads/mask_dtype=int32/seed=763"
+        ),
+        "multi-head-multi-query-float32": "b=3/q=5/k=9/d_model=16/heads=4/kv_heads=1/mask=padding/seed=764",
+        "multi-head-multi-query-float16": "q=7/k=9/d_model=16/heads=4/kv_heads=1/no_bias/dtype=float16/seed=765",
+    },
     "Sharp weights: scores several times larger than usual.": {
         "multi-head-large-scores-float32": "q=9/k=9/d_model=16/heads=2/same/scores=6/seed=750",
         "multi-head-large-scores-bfloat16": "q=9/k=9/d_model=16/heads=2/scores=3/dtype=bfloat16/seed=751",
@@ -69,8 +83,9 @@ GROUPS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class MultiHeadProblem(WordProblem):
-    """A multi-head module and its tokens. b, q, k: batch, q_len, k_len. kdim, vdim: 0 is d_model; d_k, d_v: 0 is
-    d_model / heads. no_bias: no projection adds one. same: query, key and value are the same tokens. mask: `padding`
+    """A multi-head module and its tokens. b, q, k: batch, q_len, k_len. kv_heads: heads of keys and values, 0 is
+    heads. kdim, vdim: 0 is d_model; d_k, d_v: 0 is d_model / heads. no_bias: no projection adds one. same: query, key
+    and value are the same tokens. mask: `padding`
     (batch, 1, 1, k_len); `rows` (random), `causal` and `empty` (random, and the first row sees nothing), (batch, 1,
     q_len, k_len); `heads` (batch, heads, q_len, k_len), in which the first row of the first head sees nothing.
     mask_dtype: bool, int32 or float32. scores: factor on the projection of the queries."""
@@ -83,6 +98,7 @@ class MultiHeadProblem(WordProblem):
     k: int = 1
     d_model: int = 8
     heads: int = 1
+    kv_heads: int = 0
     d_k: int = 0
     d_v: int = 0
     kdim: int = 0
@@ -99,6 +115,8 @@ class MultiHeadProblem(WordProblem):
             raise InputError(f"mask is {self.mask!r} of {self.mask_dtype!r}: use {MASKS} of {MASK_DTYPES}")
         if self.heads < 1 or (self.d_model % self.heads and 0 in (self.d_k, self.d_v)):
             raise InputError(f"d_model {self.d_model} is no multiple of heads {self.heads}: use one, or give d_k, d_v")
+        if self.heads % self.groups:
+            raise InputError(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}: use one")
         if self.same and (self.q != self.k or self.kdim or self.vdim):
             raise InputError("the same tokens have one length and one dimension: leave out kdim and vdim, use q = k")
 
@@ -109,13 +127,18 @@ class MultiHeadProblem(WordProblem):
         return self.d_k or usual, self.d_v or usual
 
     @property
+    def groups(self) -> int:
+        """The number of groups of query heads, each of which shares one head of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
     def widths(self) -> dict[str, tuple[int, int]]:
         """The shape (out, in) of each projection's weight."""
-        (d_k, d_v), h = self.dims, self.heads
+        (d_k, d_v), h, groups = self.dims, self.heads, self.groups
         return {
             "q": (h * d_k, self.d_model),
-            "k": (h * d_k, self.kdim or self.d_model),
-            "v": (h * d_v, self.vdim or self.d_model),
+            "k": (groups * d_k, self.kdim or self.d_model),
+            "v": (groups * d_v, self.vdim or self.d_model),
             "o": (self.d_model, h * d_v),
         }
 
@@ -175,8 +198,8 @@ class MultiHeadProblem(WordProblem):
         given = {name: numbers(tensor) for name, tensor in inputs.items()}
         layers = {name: given[name] for name in given if name.startswith(("w_", "b_"))}
         tokens = (given["query"], given["key"], given["value"])
-        mask = given.get("mask")
-        return {"output": multi_head(*tokens, Projections(**layers), num_heads=self.heads, mask=mask)}
+        heads = {"num_heads": self.heads, "num_kv_heads": self.groups}
+        return {"output": multi_head(*tokens, Projections(**layers), **heads, mask=given.get("mask"))}
 
     def rules(self) -> tuple[str, ...]:
         """Return the ids of the rules that decide the answer."""
@@ -186,6 +209,8 @@ class MultiHeadProblem(WordProblem):
             "multi-head.cross-lengths": self.q != self.k,
             "multi-head.split": self.heads > 1,
             "multi-head.concat-order": self.heads > 1,
+            "grouped.head-map": 1 < self.groups < self.heads,
+            "grouped.multi-query": self.groups == 1 < self.heads,
             "multi-head.projections": True,
             "multi-head.output-projection": True,
             "attention.scale-default": True,

@@ -91,6 +91,12 @@ CUDA_EMULATOR_RUNTIME [[gnu::format(printf, 2, 3)]] inline void fail(const Place
   switch_to(&block.main, true);
 }
 
+CUDA_EMULATOR_RUNTIME [[noreturn]] inline void stop(const Place& place, const char* format, const char* what) {
+  if (!self) fprintf(stderr, "%s:%u: assertion '%s' fails\n", place.file, place.line, what), abort();  // in no kernel
+  fail(place, format, what);
+  __builtin_unreachable();
+}
+
 // A signal that the kernel's own access raised: told as its fault.
 CUDA_EMULATOR_RUNTIME inline void signalled(int number, siginfo_t* info, [[maybe_unused]] void* context) {
   Dl_info code = {};
@@ -103,6 +109,7 @@ CUDA_EMULATOR_RUNTIME inline void signalled(int number, siginfo_t* info, [[maybe
   const bool overflow = self->stack && accessed < size_t(self->stack) && accessed + 4096 >= size_t(self->stack);
   fail({"+", 0, at - size_t(code.dli_fbase)}, "%s",
        overflow             ? "stack overflow: a thread has 256 KiB here"
+       : number == SIGILL   ? "an instruction that the processor refuses, such as __builtin_trap"
        : number == SIGFPE   ? "arithmetic that the processor refuses, such as a division of integers by 0"
        : accessed < 65536   ? "an access through a null pointer"
                             : "an access outside of memory, or misaligned");
@@ -158,3 +165,9 @@ CUDA_EMULATOR_RUNTIME inline int barrier(bool vote, const Place& place) {
 }
 
 }  // namespace cuda_emulator
+
+// What the macro assert calls, under the name that cuda_emulator.h gives it.
+extern "C" __attribute__((noreturn, visibility("hidden"))) void cuda_emulator_assert_fail(
+    const char* what, const char* file, unsigned line, const char* /*function*/) noexcept {
+  cuda_emulator::stop({file, line}, "assertion '%s' fails", what);
+}

@@ -6,6 +6,9 @@
 #define CUDA_EMULATOR 1
 #define __DEVICE_LAUNCH_PARAMETERS_H__  // its variables are macros here
 
+#define __assert_fail cuda_emulator_assert_fail  // an assertion that fails is the kernel's fault, not the end of the process
+#include <cassert>
+
 #include "device.h"
 #include "launch.h"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from attnspec.implementations.cuda_emulator.build import build
+from attnspec.implementations.cuda_emulator.build import build, check_file
 from attnspec.implementations.cuda_emulator.description import Description, describe
 from attnspec.implementations.cuda_emulator.expressions import Number
 from attnspec.implementations.cuda_emulator.launch import MOST_BLOCKS, Library
@@ -29,6 +29,7 @@ class CudaFile:
         self.source, self.entry = source, entry
         self.name = f"{source.name}:{entry}"
         self.hardware = HARDWARE if sanitize is None else f"{HARDWARE}, {sanitize} sanitizer"
+        check_file(source)
         self.description = describe(source, entry)
         self.capabilities = self.description.capabilities
         check_numbers(self.description)
@@ -98,8 +99,10 @@ class CudaFile:
         if dtype not in described.kernels:
             raise InputError(f"{self.name}: {dtype} is not declared; use {', '.join(described.kernels)}")
         grid, block = ([e.whole(names) for e in extent] for extent in (described.grid, described.block))
-        if 0 in grid:
+        if 0 in (names["batch"], names["q_heads"], names["q_len"]):  # there is no row
             return
+        if not all(1 <= x <= MOST_BLOCKS for x in grid):
+            raise InputError(f"{described.where}: grid is {grid}, which runs nothing: use 1 or more blocks, by ceil")
         arguments = [
             dense(tensors[given]) if isinstance(given, str) else given.value(names) for given in described.arguments
         ]

@@ -88,7 +88,7 @@ def describe(source: Path, entry: str) -> Description:
 def _described(where: str, entry: str, table: dict[str, Any]) -> Description:
     arguments: list[str | Expression] = []
     for given in table["arguments"]:
-        arguments.append(given if given in TENSORS else _parsed(f"{where}: arguments", given, SCALARS))
+        arguments.append(given if given in TENSORS else _parsed(f"{where}: arguments", given, SCALARS, TENSORS))
     declared = table.get("capabilities", {})
     told = {name for given in arguments for name in ([given] if isinstance(given, str) else given.names)}
     features = tuple(declared["features"]) if "features" in declared else _features(told)
@@ -114,9 +114,9 @@ def _described(where: str, entry: str, table: dict[str, Any]) -> Description:
     )
 
 
-def _parsed(where: str, text: str | int, known: frozenset[str]) -> Expression:
+def _parsed(where: str, text: str | int, known: frozenset[str], tensors: tuple[str, ...] = ()) -> Expression:
     try:
-        return parse(text, known)
+        return parse(text, known, tensors)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

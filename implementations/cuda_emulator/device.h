@@ -24,6 +24,10 @@ inline int __syncthreads_and(int vote, cuda_emulator::Place place = std::source_
   return cuda_emulator::barrier(vote == 0, place) == 0;
 }
 
+[[noreturn]] inline void __trap(cuda_emulator::Place place = std::source_location::current()) {
+  cuda_emulator::stop(place, "%s", "__trap() is called");
+}
+
 // Fast and rounded arithmetic: as exact as the host's own, where a GPU approximates.
 inline float __expf(float x) { return std::exp(x); }
 inline float __exp10f(float x) { return std::pow(10.0f, x); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnspec.spec.errors import InputError
@@ -47,9 +47,9 @@ class Expression:
         return int(found)
 
 
-def parse(text: str | int, known: frozenset[str]) -> Expression:
-    """Return the expression of a text. known: the names it may use. Raises InputError, one line, for any other text;
-    nothing of it is ever run."""
+def parse(text: str | int, known: frozenset[str], alone: Sequence[str] = ()) -> Expression:
+    """Return the expression of a text. known: the names it may use; alone: those that may stand in its place, for the
+    message. Raises InputError, one line, for any other text; nothing of it is ever run."""
     shown = str(text)
     try:
         tree = ast.parse(shown, mode="eval").body if len(shown) <= LONGEST else None
@@ -60,7 +60,8 @@ def parse(text: str | int, known: frozenset[str]) -> Expression:
     names = frozenset(_names(tree, shown))
     unknown = sorted(names - known)
     if unknown:
-        raise InputError(f"{shown!r}: unknown name {unknown[0]!r}; use {', '.join(sorted(known))}")
+        beside = f"; or alone {', '.join(alone)}" if alone else ""
+        raise InputError(f"{shown!r}: unknown name {unknown[0]!r}; use {', '.join(sorted(known))}{beside}")
     return Expression(shown, tree, names)
 
 

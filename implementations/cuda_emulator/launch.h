@@ -54,8 +54,9 @@ CUDA_EMULATOR_RUNTIME inline const char* run_block(size_t shared_bytes) {
 
 // While it lives, signals of a kernel's own accesses are told as its faults.
 struct Signals {
-  static constexpr int NUMBERS[3] = {SIGSEGV, SIGBUS, SIGFPE};
-  struct sigaction before[3];
+  static constexpr int NUMBERS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+  static constexpr int COUNT = sizeof NUMBERS / sizeof *NUMBERS;
+  struct sigaction before[COUNT];
   stack_t stack_before;
   CUDA_EMULATOR_RUNTIME Signals() {
     static char* stack = new char[STACK_BYTES];
@@ -66,10 +67,10 @@ struct Signals {
     struct sigaction action = {};
     action.sa_sigaction = signalled;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    for (int i = 0; i < 3; ++i) sigaction(NUMBERS[i], &action, &before[i]);
+    for (int i = 0; i < COUNT; ++i) sigaction(NUMBERS[i], &action, &before[i]);
   }
   CUDA_EMULATOR_RUNTIME ~Signals() {
-    for (int i = 0; i < 3; ++i) sigaction(NUMBERS[i], &before[i], nullptr);
+    for (int i = 0; i < COUNT; ++i) sigaction(NUMBERS[i], &before[i], nullptr);
     sigaltstack(&stack_before, nullptr);
   }
 };

@@ -3,8 +3,8 @@
 The arguments x of tanh are exact rationals. Since tanh is odd, a score is sum_x c_x tanh(x) over distinct x > 0, with
 rational c_x. The numbers 1, tanh(x_1), tanh(x_2), ... are linearly independent over the rationals: with all x = n/N
 they are rational functions of the transcendental number T = e^(2/N), and the one with the largest n has a pole, at
-T = e^(i pi / n), that no other has. So two scores are equal exactly where their c_x are. A row whose groups of equal
-score have one mean is that rational; another is decided in balls, or raises UndecidedError.
+T = e^(i pi / n), that no other has. So two scores are equal exactly where their c_x are, and what a mask adds to them.
+A row whose groups of equal score have one mean is that rational; another is decided in balls, or raises UndecidedError.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from flint import arb
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from attnspec.reference.exact.attention import ExactResult
 from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
-from attnspec.reference.exact.inputs import finite
+from attnspec.reference.exact.inputs import FLOAT_DTYPES, finite
 from attnspec.reference.exact.mean import GroupedMean
 from attnspec.reference.exact.precision import first_precision, until_decided, working_precision
 from attnspec.reference.exact.rounding import round_ball, round_near, round_to
@@ -27,8 +28,13 @@ from attnspec.reference.exact.visibility import UPPER_LEFT, causal_visible
 from attnspec.spec.dtypes import FLOAT64, Format
 from attnspec.spec.errors import InputError
 
-Score = tuple[tuple[Fraction, Fraction], ...]
-"""The pairs (x, c_x) of a score, x > 0 and c_x != 0, in the order of x; no pair at all is the score 0."""
+
+class Score(NamedTuple):
+    """bias: what a mask adds. pairs: (x, c_x), x > 0 and c_x != 0, in the order of x. No pair at all is the score
+    `bias`."""
+
+    bias: Fraction
+    pairs: tuple[tuple[Fraction, Fraction], ...]
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,8 @@ class _Row:
 
     def lse(self, fmt: Format, start: int, name: str) -> float:
         """Return log sum_g n_g e^(s_g), rounded: s_0 + log n_0 + log(1 + rest)."""
-        if not self.scores[0] and self.counts == [1]:
-            return 0.0
+        if not self.scores[0].pairs and self.counts == [1]:
+            return round_to(self.scores[0].bias, fmt)
 
         def attempt() -> float | None:
             rest = sum((w * n for w, n in zip(self.weights()[1:], self.counts[1:], strict=True)), arb(0))
@@ -78,7 +84,7 @@ def additive_attention(
     w_k: NDArray[np.floating],
     v_a: NDArray[np.floating],
     *,
-    attn_mask: NDArray[np.bool_] | None = None,
+    attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None = None,
     is_causal: bool = False,
     rounded_to: Format = FLOAT64,
 ) -> ExactResult:
@@ -86,8 +92,8 @@ def additive_attention(
 
     query: (batch, heads, q_len, query_dim); key: (batch, heads, k_len, key_dim); value: (batch, heads, k_len,
     value_dim); w_q: (hidden, query_dim); w_k: (hidden, key_dim); v_a: (hidden,); float16, float32 or float64, finite
-    everywhere. attn_mask: bool, True takes part; it broadcasts to (batch, heads, q_len, k_len). is_causal: row i also
-    sees no key j > i. A row that sees no key has output 0 and lse -inf.
+    everywhere. attn_mask: bool, True takes part, or floating, added to the scores, -inf hides; it broadcasts to (batch,
+    heads, q_len, k_len). is_causal: row i also sees no key j > i. A row that sees no key has output 0 and lse -inf.
 
     Raises InputError for arguments that do not fit, UndecidedError where PRECISION_CAP bits do not prove a rounding.
     Rules `additive.score`, `additive.softmax`, `additive.mask`. Source: Bahdanau et al. 2015, section 3.1 and
@@ -100,7 +106,7 @@ def additive_attention(
     if from_q.shape != (len(mix), q.shape[3]) or from_k.shape != (len(mix), k.shape[3]):
         raise InputError(f"w_q {from_q.shape} and w_k {from_k.shape}: use (hidden, dim), v_a has {len(mix)}")
     shape = (*q.shape[:3], k.shape[2])
-    visible = _visible(attn_mask, shape)
+    visible, bias = _visible_and_bias(attn_mask, shape)
     if is_causal:
         visible = visible & causal_visible(shape[2], shape[3], UPPER_LEFT)
     output, lse = np.zeros((*shape[:3], v.shape[3])), np.full(shape[:3], -np.inf)
@@ -113,7 +119,8 @@ def additive_attention(
             keys = np.flatnonzero(visible[b, h, i]).tolist()
             if not keys:
                 continue
-            row, name = _row({j: _score(arguments[i][j], mix) for j in keys}, start), f"batch {b}, head {h}, row {i}"
+            scores = {j: _score(arguments[i][j], mix, bias[b, h, i, j]) for j in keys}
+            row, name = _row(scores, start), f"batch {b}, head {h}, row {i}"
             lse[b, h, i] = row.lse(rounded_to, start, name)
             for c, column in enumerate(columns):
                 output[b, h, i, c] = row.output(column, values.exponent, rounded_to, start, f"{name}, column {c}")
@@ -134,17 +141,17 @@ def _fractions(matrix: DyadicMatrix) -> list[list[Fraction]]:
     return [[int(x) * unit for x in row] for row in matrix.integers.table()]
 
 
-def _score(arguments: list[Fraction], v_a: NDArray[np.float64]) -> Score:
-    """Return the score sum_h v_h tanh(x_h) as its pairs."""
+def _score(arguments: list[Fraction], v_a: NDArray[np.float64], bias: float) -> Score:
+    """Return the score sum_h v_h tanh(x_h) + bias as its pairs."""
     coefficients: dict[Fraction, Fraction] = {}
     for x, v in zip(arguments, v_a.tolist(), strict=True):
         coefficients[abs(x)] = coefficients.get(abs(x), Fraction(0)) + (Fraction(v) if x > 0 else -Fraction(v))
-    return tuple(sorted((x, c) for x, c in coefficients.items() if x and c))
+    return Score(Fraction(bias), tuple(sorted((x, c) for x, c in coefficients.items() if x and c)))
 
 
 def _ball(score: Score) -> arb:
     """Return a score as a ball of the working precision."""
-    return sum((_number(c) * _number(x).tanh() for x, c in score), arb(0))
+    return sum((_number(c) * _number(x).tanh() for x, c in score.pairs), _number(score.bias))
 
 
 def _number(x: Fraction) -> arb:
@@ -162,12 +169,21 @@ def _row(score_of: dict[int, Score], bits: int) -> _Row:
     return _Row(ordered, [members[score] for score in ordered])
 
 
-def _visible(mask: NDArray[np.bool_] | None, shape: Sequence[int]) -> NDArray[np.bool_]:
-    if mask is None:
-        return np.ones(shape, dtype=np.bool_)
-    if mask.dtype != np.bool_:
-        raise InputError(f"attn_mask is {mask.dtype}: use bool, the exact additive attention takes no bias")
+def _visible_and_bias(
+    mask: NDArray[np.generic] | None, shape: Sequence[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return which slots a mask shows and what it adds to the scores, both (batch, heads, q_len, k_len)."""
+    given = np.ones(1, dtype=np.bool_) if mask is None else np.asarray(mask)
+    if given.dtype != np.bool_ and given.dtype.name not in FLOAT_DTYPES:
+        raise InputError(f"attn_mask is {given.dtype}: use bool or {', '.join(FLOAT_DTYPES)}")
     try:
-        return np.broadcast_to(mask, shape)
+        whole = np.broadcast_to(given, shape)
     except ValueError:
-        raise InputError(f"attn_mask has shape {mask.shape}: use one that broadcasts to {tuple(shape)}") from None
+        raise InputError(f"attn_mask has shape {given.shape}: use one that broadcasts to {tuple(shape)}") from None
+    if whole.dtype == np.bool_:
+        return whole, np.zeros(shape)
+    visible = whole != -np.inf
+    bias = np.where(visible, whole, 0).astype(np.float64)
+    if not np.isfinite(bias).all():
+        raise InputError("attn_mask holds a NaN or +inf: the exact oracle takes finite numbers and -inf, which hides")
+    return visible, bias

@@ -12,7 +12,10 @@ def target(query, key, value, w_q, w_k, v_a, *, attn_mask=None, is_causal=False)
     scores = torch.tanh(from_query + from_key) @ v_a  # (batch, heads, q_len, k_len)
     visible = torch.ones_like(scores, dtype=torch.bool)
     if attn_mask is not None:
-        visible = visible & attn_mask
+        floats = attn_mask.dtype.is_floating_point
+        scores = scores + attn_mask if floats else scores
+        shown = attn_mask > -torch.inf if floats else attn_mask
+        visible = visible & shown
     if is_causal:
         visible = visible.tril()
     scores = scores.masked_fill(~visible, -torch.inf)
