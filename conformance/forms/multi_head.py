@@ -172,13 +172,13 @@ def _of_groups(module: _Module, b: int, rows: Rows, ties: torch.Tensor, scale: f
     they are squared. In the shapes, g: key and value heads; h and i: query heads of a group; r: rows; j: keys.
     """
     e_k, e_v = module.e_k[b] ** 2, module.e_v[b] ** 2  # (g, j, d_k), (g, j, d_v)
-    groups = (len(e_k), -1)
-    q, p, w_o, most = (x.unflatten(0, groups) for x in (module.q[b], rows.p, module.w_o, ties))
+    q, p, w_o, most = (x.view(len(e_k), -1, *x.shape[1:]) for x in (module.q[b], rows.p, module.w_o, ties))
     most = most.amax(1)  # (g, r, 1)
     moved = rows.p[..., None] * (rows.v[:, None] - rows.o[:, :, None])  # (heads, r, j, d_model)
-    moved = (rows.unit[..., None] * moved).unflatten(0, groups)
+    moved = (rows.unit[..., None] * moved).view(*q.shape[:3], *moved.shape[2:])
     together = scale**2 * torch.einsum("ghrd,gird,gjd->ghirj", q, q, e_k)
     keys2 = most * torch.einsum("ghirj,ghrjm,girjm->grm", together, moved, moved)
     weighed = torch.einsum("ghrj,girj,gje->ghire", p, p, e_v)
     values2 = most * torch.einsum("ghire,ghme,gime->grm", weighed, w_o, w_o)
-    return (keys2 + values2).clamp_min(0.0).sum(0)
+    of_output: torch.Tensor = (keys2 + values2).clamp_min(0.0).sum(0)
+    return of_output

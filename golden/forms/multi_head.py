@@ -198,8 +198,14 @@ class MultiHeadProblem(WordProblem):
         given = {name: numbers(tensor) for name, tensor in inputs.items()}
         layers = {name: given[name] for name in given if name.startswith(("w_", "b_"))}
         tokens = (given["query"], given["key"], given["value"])
-        heads = {"num_heads": self.heads, "num_kv_heads": self.groups}
-        return {"output": multi_head(*tokens, Projections(**layers), **heads, mask=given.get("mask"))}
+        output = multi_head(
+            *tokens,
+            Projections(**layers),
+            num_heads=self.heads,
+            num_kv_heads=self.groups,
+            mask=given.get("mask"),
+        )
+        return {"output": output}
 
     def rules(self) -> tuple[str, ...]:
         """Return the ids of the rules that decide the answer."""
