@@ -78,6 +78,7 @@ NEEDS = {  # a problem that needs the feature and as little else as can be
     "dropout_p": "q=4/k=6/d=8/dropout=0.5",
     "window_size": "q=6/k=6/d=8/window=2.1",
     "alibi_slopes": "hq=2/q=6/k=6/d=8/alibi",
+    "grad_alibi_slopes": "hq=2/q=6/k=6/d=8/alibi=symmetric.learned/grad",
     "sinks": "hq=2/q=4/k=6/d=8/sinks",
     "softcap": "q=4/k=6/d=8/softcap=2",
 }
@@ -179,6 +180,8 @@ def test_gradients_agree_with_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_what_is_declared_runs_and_what_is_not_raises(name: str, feature: str) -> None:
     backend, problem = BACKENDS[name], Problem.parse(NEEDS[feature])
+    if feature == "grad_alibi_slopes":
+        assert (feature in backend.capabilities.features) == ("alibi_slopes" in backend.capabilities.features)
     if feature == "backward":
         assert feature in backend.capabilities.features
         assert all(gradient.isfinite().all() for gradient in gradients_of(backend, problem))
