@@ -1,4 +1,4 @@
-"""The dialects of ALiBi: a corner of its own, slopes that are learned; as problems, capabilities and kernels say them."""
+"""The dialects of ALiBi: a corner of its own, slopes that are learned; in problems, capabilities and kernels."""
 
 from __future__ import annotations
 
