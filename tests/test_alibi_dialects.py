@@ -20,6 +20,7 @@ from attnspec.conformance.diagnosis.diagnose import diagnose
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.conformance.running import run_case
+from attnspec.conformance.show import facts_of
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
 from attnspec.implementations.cuda_emulator.description import describe
@@ -98,6 +99,12 @@ def test_inputs_have_the_shape_that_the_problem_says() -> None:
     assert list(each.differentiable()) == ["query", "key", "value"]
     assert list(make_call(LEARNED).differentiable()) == ["query", "key", "value", "alibi_slopes"]
     assert "learned_slopes" not in make_call(LEARNED).options()
+
+
+def test_a_case_is_shown_in_the_words_of_its_problem() -> None:
+    shown = facts_of(f"{WIDE}/window=3.2.lower_right/alibi=symmetric.upper_left/seed=1")["problem"]
+    assert "alibi=symmetric.upper_left" in shown
+    assert "window=3.2.lower_right" in shown
 
 
 # ---------------------------------------------------------------- capabilities
