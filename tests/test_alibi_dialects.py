@@ -194,9 +194,9 @@ def test_eager_attention_runs_with_either_corner(made: Any) -> None:
     assert failing(turned) != []
 
 
-@pytest.mark.parametrize(("name", "own"), [("attention", "upper left"), ("attention_upper_left", "lower right")])
+@pytest.mark.parametrize(("name", "own"), [("alibi_mixed", "upper left"), ("alibi_from_the_end", "lower right")])
 def test_a_kernel_of_two_corners_is_accused_without_its_declaration(name: str, own: str) -> None:
-    kernel = resolve(f"{HONEST}/alibi_mixed.py:{name}")
+    kernel = resolve(f"{HONEST}/{name}.py:attention")
     assert failing(kernel) == []
     undeclared = replace(kernel, capabilities=replace(kernel.capabilities, alibi_alignment=None))
     causal = undeclared.capabilities.causal_alignment

@@ -1,4 +1,5 @@
-"""Backends whose ALiBi counts from another corner than their causal triangle; gradients by autograd, of slopes too."""
+"""A backend whose ALiBi counts from the upper left and whose causal triangle ends at the lower right; gradients by
+autograd, of slopes too."""
 
 import torch
 from honest_parts import hide, inputs, result, softmax
@@ -19,6 +20,10 @@ class Mixed:
             causal_alignment=causal,
             alibi_alignment=alibi,
         )
+
+    def origin(self, first):
+        """Where ALiBi counts from. first: the key on the diagonal of row 0, by corner."""
+        return first["upper_left"]
 
     def __call__(
         self,
@@ -49,7 +54,7 @@ class Mixed:
         if alibi_slopes is not None:
             if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)):
                 raise ValueError("alibi_slopes must hold one number a query head, or a batch element and query head")
-            distance = (rows + first[self.capabilities.alibi_corner] - keys).abs()
+            distance = (rows + self.origin(first) - keys).abs()
             scores = scores - alibi_slopes.to(scores.dtype).reshape(-1, heads, 1, 1) * distance
         scores = hide(scores, attn_mask, False).masked_fill(absent, -torch.inf)
         if is_causal:
@@ -59,4 +64,3 @@ class Mixed:
 
 
 attention = Mixed("lower_right", "upper_left")
-attention_upper_left = Mixed("upper_left", "lower_right")

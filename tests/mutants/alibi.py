@@ -17,10 +17,8 @@ AGAIN = "again = scores_of(q, k, attn_mask, slopes, is_causal, scale, start)"
 RESHAPED = "alibi_slopes = alibi_slopes.reshape(-1, query.shape[1])"
 AHEAD = "ahead = torch.arange(k_len) - torch.arange(q_len)[:, None] - (k_len - q_len)"  # of `alibi_signed`
 SIGNED = "scores = scores + alibi_slopes.to(scores.dtype).reshape(-1, heads, 1, 1) * ahead"
-OWN = "first[self.capabilities.alibi_corner]"  # of `alibi_mixed`
-CAUSAL = "first[self.capabilities.causal_alignment]"
+UPPER_LEFT, LOWER_RIGHT = 'return first["upper_left"]', 'return first["lower_right"]'  # of alibi_mixed, _from_the_end
 CORNERS = "causal-geometry/causal-top-left-vs-bottom-right"
-TURNED = ('attention = Mixed("lower_right", "upper_left")', 'attention = Mixed("upper_left", "lower_right")')
 DSLOPES = "dslopes -= (ds * distance).sum((2, 3))"  # of `alibi_learned`
 FAR = "distance = (rows - torch.arange(k.shape[2])[keys]).abs()"
 SUMMED = "dslopes = dslopes.sum_to_size(slopes.shape)"
@@ -90,11 +88,12 @@ MUTANTS = (
            "none public: one slope is spread over all heads", SHAPE,
            also=((RESHAPED,
            "alibi_slopes = alibi_slopes.reshape(-1, alibi_slopes.shape[-1] if alibi_slopes.ndim else 1)"),)),
-    Mutant("alibi-from-the-causal-lower-right", "alibi_mixed", OWN, CAUSAL, CORNERS, OFFSET, "alibi-other-corner"),
-    Mutant("alibi-from-the-causal-upper-left", "alibi_mixed", OWN, CAUSAL, CORNERS, OFFSET, "alibi-other-corner",
-           also=(TURNED,)),
-    Mutant("alibi-from-the-end-of-the-storage", "alibi_mixed", OWN, "(k_len - q_len)", CORNERS, OFFSET,
-           also=(TURNED,)),
+    Mutant("alibi-from-the-causal-lower-right", "alibi_mixed", UPPER_LEFT, LOWER_RIGHT, CORNERS, OFFSET,
+           "alibi-other-corner"),
+    Mutant("alibi-from-the-causal-upper-left", "alibi_from_the_end", LOWER_RIGHT, UPPER_LEFT, CORNERS, OFFSET,
+           "alibi-other-corner"),
+    Mutant("alibi-from-the-longest-length", "alibi_from_the_end", LOWER_RIGHT, 'return first["lower_right"].max()',
+           CORNERS, OFFSET),
     Mutant("slopes-gradient-missing", "alibi_learned", DSLOPES, "pass", LOST, GRADIENT),
     Mutant("slopes-gradient-negated", "alibi_learned", DSLOPES, "dslopes += (ds * distance).sum((2, 3))", SIGN,
            GRADIENT),
