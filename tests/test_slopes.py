@@ -21,6 +21,7 @@ from attnspec.reference.alibi import distance
 from attnspec.reference.attention import answer
 from attnspec.reference.backward import backward, gradients
 from attnspec.reference.exact import attention as exact_attention
+from attnspec.reference.exact import backward as exact_module
 from attnspec.reference.exact.alibi import exact_bias
 from attnspec.reference.exact.backward import backward as exact_backward
 from attnspec.reference.exact.rounding import round_to
@@ -48,6 +49,12 @@ PROBLEMS = tuple(
 def call_of(text: str) -> tuple[Call, str]:
     problem = Problem.parse(text)
     return make_call(problem), problem.corner
+
+
+@pytest.fixture
+def argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave every entry to the exact argument."""
+    monkeypatch.setattr(exact_module, "round_ball", lambda ball, fmt: None)
 
 
 def array(*numbers: float) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -127,6 +134,30 @@ def test_the_exact_oracle_agrees(text: str) -> None:
     assert {name.removeprefix("grad_") for name in exact if name.startswith("grad_")} == set(call.differentiable())
     for name in call.differentiable():
         torch.testing.assert_close(getattr(found, name), exact[f"grad_{name}"], rtol=1e-11, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize("text", [text for text in PROBLEMS if "softcap" not in text])
+def test_the_exact_argument_gives_what_balls_do(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, corner = call_of(text)
+    by_balls = truth(call, corner)["grad_alibi_slopes"]
+    monkeypatch.setattr(exact_module, "round_ball", lambda ball, fmt: None)
+    assert truth(call, corner)["grad_alibi_slopes"].tobytes() == by_balls.tobytes()
+
+
+@pytest.mark.usefixtures("argument")
+def test_equal_scores_are_rounded_from_exact_fractions() -> None:
+    """Slopes and scale of 0: weights 1/3 in each row; dP, delta and the distances are whole numbers or thirds."""
+    value, flow = array(1.0, 5.0, -3.0), array(2.0, 7.0)  # v_j, do_i
+    found = exact_backward(array(1.0, 1.0), array(0.0, 0.0, 0.0), value, flow, alibi_slopes=np.zeros(1), scale=0.0)
+    far = [[0, 1, 2], [1, 0, 1]]
+    mean = Fraction(1 + 5 - 3, 3)
+    terms = [
+        Fraction(1, 3) * do * (v - mean) * d
+        for do, row in zip((2, 7), far, strict=True)
+        for v, d in zip((1, 5, -3), row, strict=True)
+    ]
+    assert found.alibi_slopes is not None
+    assert found.alibi_slopes.tolist() == [round_to(-sum(terms, Fraction(0)), FLOAT64)]
 
 
 def test_the_oracle_tells_none_of_slopes_that_ask_for_none() -> None:
