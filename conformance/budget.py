@@ -136,6 +136,13 @@ def positions_of(call: Call, shape: tuple[int, int, int, int]) -> torch.Tensor |
     return added.expand(shape)
 
 
+def distances_of(call: Call, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """Return how far each key lies from the diagonal of ALiBi, float64 (batch, q_heads, q_len, k_len) = shape. Rules:
+    `alibi.form`, `alibi.offset`."""
+    far = alibi.distance(*shape[2:], form=call.alibi_form, alignment=call.alibi_alignment, key_lengths=call.key_lengths)
+    return far.double().expand(shape)
+
+
 def sinks_as_keys(
     key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

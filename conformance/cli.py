@@ -96,6 +96,10 @@ def validate(
     causal_alignment: Annotated[
         str | None, typer.Option(help="What a bare callable means by is_causal: upper_left (default) or lower_right.")
     ] = None,
+    alibi_alignment: Annotated[
+        str | None,
+        typer.Option(help="Where a bare callable's ALiBi counts from, by default the corner of is_causal."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where the tensors are put, by torch's name; cpu by default.")
     ] = None,
@@ -144,6 +148,7 @@ def validate(
         report,
         ("attnspec", *sys.argv[1:]),
         sanitize,
+        alibi_alignment,
     )
     with Screen(target, 1 if fail_fast else SHOWN_FAILURES) as screen:
         validation = run_validation(run, screen)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, positions_of, sinks_as_keys
+from attnspec.conformance.budget import BLOCK_ELEMENTS, arithmetic_of, distances_of, positions_of, sinks_as_keys
 from attnspec.conformance.gradient_cap import below_cap
 from attnspec.conformance.gradient_errors import Backward, Terms, WeightErrors, score_terms, step_of, weight_terms
-from attnspec.conformance.gradient_sums import OverKeys, OverRows, OverSlots, Sums, row_ties
+from attnspec.conformance.gradient_sums import OverDistances, OverKeys, OverRows, OverSlots, Sums, row_ties
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 from attnspec.reference import grouped_heads, masks
 from attnspec.reference.attention import check_inputs
@@ -32,7 +32,8 @@ LARGEST = torch.finfo(torch.float64).max
 class GradientBudget:
     """The largest errors the gradients of an honest kernel may have, float64, each of the shape of its input.
 
-    attn_mask is None where the call has no mask or a bool one, sinks where it has none. All are finite and not
+    attn_mask is None where the call has no mask or a bool one, sinks where it has none, alibi_slopes where none ask for
+    a gradient. All are finite and not
     negative, whatever the inputs hold.
     """
 
@@ -41,6 +42,7 @@ class GradientBudget:
     value: torch.Tensor
     attn_mask: torch.Tensor | None
     sinks: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
 
 
 def gradient_budget(
@@ -51,7 +53,7 @@ def gradient_budget(
     causal_alignment: str = "upper_left",
     accuracy: str = "fused",
 ) -> GradientBudget:
-    """Return the budget of each element of the gradients of query, key, value, an additive attn_mask and sinks.
+    """Return the budget of each element of the gradients of query, key, value, an additive attn_mask, sinks and slopes.
 
     call: any dtype of the spec. grad_output: (batch, q_heads, q_len, value_dim), what arrives at the output; grad_lse:
     (batch, q_heads, q_len), what arrives at the lse, None for 0. accuracy: `fused`, `eager` or `exact`. Elements that
@@ -91,6 +93,7 @@ class _Inputs:
     value: torch.Tensor
     bias: torch.Tensor | None
     visible: torch.Tensor
+    distance: torch.Tensor | None
     grad_output: torch.Tensor
     grad_lse: torch.Tensor
     place: torch.Tensor
@@ -110,6 +113,7 @@ class _Inputs:
     ) -> _Inputs:
         """Return the tensors of a call and what comes back to it."""
         batch, q_heads, q_len, k_len = visible.shape
+        shape = (batch, q_heads, q_len, k_len)
         seen = visible.any(-2)[..., None]  # (batch, q_heads, k_len, 1)
         key, value = (
             torch.where(seen, _finite(grouped_heads.expand(x, q_heads)).expand(batch, -1, -1, -1), 0.0)
@@ -118,8 +122,8 @@ class _Inputs:
         value, of_value = _in_units(value)
         grad_output, of_output = _in_units(_finite(grad_output))
         grad_lse = torch.zeros(call.query.shape[:3]) if grad_lse is None else grad_lse
-        bias = None if mask is None else _finite(masks.bias((batch, q_heads, q_len, k_len), mask))
-        positions = positions_of(call, (batch, q_heads, q_len, k_len))
+        bias = None if mask is None else _finite(masks.bias(shape, mask))
+        positions = positions_of(call, shape)
         if positions is not None:
             bias = positions if bias is None else bias + positions
         if call.sinks is not None:
@@ -134,6 +138,7 @@ class _Inputs:
             value=by_owner(value),
             bias=None if bias is None else by_owner(bias),
             visible=by_owner(visible),
+            distance=by_owner(distances_of(call, shape)) if call.learned_slopes else None,
             grad_output=by_owner(grad_output),
             grad_lse=by_owner(_finite(grad_lse)[..., None] / of_value / of_output),
             place=by_owner(torch.arange(batch * q_heads).view(batch, q_heads, 1, 1))[..., 0, 0],
@@ -166,22 +171,16 @@ class _Gradients:
         self.arithmetic = arithmetic
         self.q_heads, self.k_len = call.query.shape[1], call.key.shape[2]
         self.mask_shape = None if mask is None else (1,) * (4 - mask.ndim) + tuple(mask.shape)
-        self.mask_arithmetic = arithmetic if mask is None else _stored_as(arithmetic, mask.dtype)
-        nothing = {
-            name: torch.full(x.shape, arithmetic.tiny, dtype=torch.float64)
-            for name, x in (("query", call.query), ("key", call.key), ("value", call.value))
-        }
-        of_mask = None
-        if mask is not None:
-            of_mask = torch.full(mask.shape, self.mask_arithmetic.tiny, dtype=torch.float64)
-        of_sinks = None
-        if call.sinks is not None:
-            self.sinks_arithmetic = _stored_as(arithmetic, call.sinks.dtype)
-            of_sinks = torch.full(call.sinks.shape, self.sinks_arithmetic.tiny, dtype=torch.float64)
-        self.budget = GradientBudget(**nothing, attn_mask=of_mask, sinks=of_sinks)
+        slopes = call.alibi_slopes if call.learned_slopes else None
+        inputs = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": mask, "sinks": call.sinks}
+        given = {name: x for name, x in (inputs | {"alibi_slopes": slopes}).items() if x is not None}
+        self.stored = {name: _stored_as(arithmetic, x.dtype) for name, x in given.items()}
+        least = {name: torch.full(x.shape, self.stored[name].tiny, dtype=torch.float64) for name, x in given.items()}
+        self.budget = GradientBudget(**dict.fromkeys(("attn_mask", "sinks", "alibi_slopes")) | least)  # type: ignore[arg-type]
         self.of_key, self.of_value = Sums(), Sums()  # of the owners at hand
         self.of_mask: defaultdict[tuple[int, int, int], Sums] = defaultdict(Sums)
         self.of_sinks: defaultdict[int, Sums] = defaultdict(Sums)
+        self.of_slopes: defaultdict[tuple[int, ...], Sums] = defaultdict(Sums)
 
     def add(self, inputs: _Inputs, reader: int, heads: slice, part: slice) -> None:
         """Take in some query rows of some heads."""
@@ -205,6 +204,10 @@ class _Gradients:
                 self.add_to_mask(of_scores.of_head(i, slice(self.k_len)), b, h, part.start, most)
             if self.budget.sinks is not None:
                 self.of_sinks[h].add(of_scores.of_head(i, slice(self.k_len, None)), OverSlots(True, True), most)
+            if self.budget.alibi_slopes is not None and inputs.distance is not None:
+                far = OverDistances(inputs.distance[reader, heads, part][i : i + 1])
+                slope = (b, h)[2 - self.budget.alibi_slopes.ndim :]
+                self.of_slopes[slope].add(of_scores.of_head(i, slice(self.k_len)), far, most)
 
     def add_to_mask(self, terms: Terms, b: int, h: int, row: int, ties: torch.Tensor) -> None:
         """Take in some query rows of one head for the gradient of the mask."""
@@ -228,15 +231,18 @@ class _Gradients:
         self.of_key, self.of_value = Sums(), Sums()
 
     def finish(self, inputs: _Inputs) -> None:
-        """Turn the sums of the mask and of the sinks into bounds."""
+        """Turn the sums of the mask, of the sinks and of the slopes into bounds."""
         if self.budget.sinks is not None:
             for h, sums in self.of_sinks.items():
-                self.budget.sinks[h] = _bound(sums, self.sinks_arithmetic, inputs.unit).squeeze()
+                self.budget.sinks[h] = _bound(sums, self.stored["sinks"], inputs.unit).squeeze()
+        if self.budget.alibi_slopes is not None:
+            for slope, sums in self.of_slopes.items():
+                self.budget.alibi_slopes[slope] = _bound(sums, self.stored["alibi_slopes"], inputs.unit).squeeze()
         if self.mask_shape is None or self.budget.attn_mask is None:
             return
         of_mask = self.budget.attn_mask.view(self.mask_shape)
         for (b, h, row), sums in self.of_mask.items():
-            bound = _bound(sums, self.mask_arithmetic, inputs.unit)[0]
+            bound = _bound(sums, self.stored["attn_mask"], inputs.unit)[0]
             of_mask[b, h, row : row + bound.shape[0]] = bound
 
 

@@ -136,6 +136,37 @@ class OverSlots:
         return self.total(present.double())
 
 
+@dataclass(frozen=True)
+class OverDistances:
+    """sum_ij A_ij x_ij, x: (heads, rows, k_len); (heads, 1, 1)."""
+
+    x: torch.Tensor
+
+    def total(self, terms: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        return (terms * self.x).sum((-2, -1), keepdim=True)
+
+    def square(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the sum of squares."""
+        return (squares * self.x**2).sum((-2, -1), keepdim=True)
+
+    def absolute(self, terms: torch.Tensor) -> torch.Tensor:
+        """Return the sum of magnitudes."""
+        return (terms * self.x).abs().sum((-2, -1), keepdim=True)
+
+    def row_square(self, terms: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the rows of squares."""
+        return ((terms * self.x).sum(-1, keepdim=True) ** 2).sum(-2, keepdim=True)
+
+    def row_absolute(self, terms: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the rows of magnitudes."""
+        return (terms * self.x).sum(-1, keepdim=True).abs().sum(-2, keepdim=True)
+
+    def count(self, present: torch.Tensor) -> torch.Tensor:
+        """Return the number of terms."""
+        return (present & (self.x != 0)).double().sum((-2, -1), keepdim=True)
+
+
 @dataclass
 class Sums:
     """The sums that bound the error of one gradient, taken over blocks of rows and over the heads that share it.

@@ -91,12 +91,12 @@ def judge_gradients(
     assert call.grad_output is not None, "a problem with gradients"
     budgets = gradient_budget(call, call.grad_output, call.grad_lse, causal_alignment=corner, accuracy=accuracy)
     worst = 0.0
-    for name in Gradients._fields:
+    for name in call.differentiable():
         given, true, budget = (getattr(x, name) for x in (got, truth, budgets))
         if true is None:
             continue
         allowed = budget if certified else twice_if_double(problem, budget)
-        comparison = compare(given, true, allowed, format_named(problem.dtype))
+        comparison = compare(given, true, allowed, format_of(given.dtype))
         if not comparison.holds:
             raise _gradient_violation(name, comparison, problem, call)
         worst = max(worst, comparison.error_over_budget)
@@ -114,6 +114,7 @@ GRADIENT_RULES = {
     "value": "backward.value",
     "attn_mask": "backward.bias",
     "sinks": "sinks.gradient",
+    "alibi_slopes": "alibi.gradient",
 }
 
 
@@ -124,8 +125,8 @@ def _gradient_violation(name: str, found: Comparison, problem: Problem, call: Ca
     axes: tuple[str, ...] = ("batch", "head", "row" if name == "query" else "key", "column")
     if name == "attn_mask":
         axes = ("batch", "head", "row", "key")[4 - found.truth.ndim :]
-    elif name == "sinks":
-        axes = ("head",)
+    elif name in ("sinks", "alibi_slopes"):
+        axes = ("batch", "head")[2 - found.truth.ndim :]
     times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"
     what = "holds NaN where a number is right" if found.nan_appeared else f"is {times}"
     details = found.details(f"grad_{name}", axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,7 +74,8 @@ class Kernel:
         call: has a grad_output, and a grad_lse where return_lse is set. of: which inputs ask for a gradient, by name;
         all that have one by default, and the gradient of the others comes back as 0. A backend with a method
         `backward(call, result)` is asked for its gradients by that, every other one by torch autograd. Raises what
-        `__call__` does; NotSupported for a bare callable whose output has no grad_fn, or whose backward pass raises.
+        `__call__` does; NotSupported for a bare callable whose output has no grad_fn, whose backward pass raises, or
+        which gives none of slopes that ask for one.
         """
         result, back = self.forward(call, of)
         return result, back()
@@ -85,7 +86,7 @@ class Kernel:
         call = self.place(call)
         leaves = {
             name: tensor.detach().requires_grad_()
-            for name, tensor in differentiable(call).items()
+            for name, tensor in call.differentiable().items()
             if not of or name in of
         }
         with torch.enable_grad():
@@ -104,7 +105,7 @@ class Kernel:
         try:
             with torch.enable_grad():
                 if self.backward is not None:
-                    given = tuple(self.backward(self._in_own_base(call), ran))
+                    given = in_order(self.backward(self._in_own_base(call), ran), call)
                 else:
                     outputs, grads = zip(*((x, g.to(x.dtype)) for x, g in flows if x is not None), strict=True)
                     given = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
@@ -112,12 +113,14 @@ class Kernel:
             raise
         except BaseException as error:
             raise self._raised(error) from error
-        zeros = {name: torch.zeros_like(x) for name, x in differentiable(call).items()}  # of what is not used
+        zeros = {name: torch.zeros_like(x) for name, x in call.differentiable().items()}  # of what is not used
         names = list(leaves if self.backward is None else zeros)
         if len(given) < len(names) or any(x is not None for x in given[len(names) :]):
             what = f"the backward pass gave {len(given)} gradients, not {len(names)}: {', '.join(names)}"
             raise Violation("contract.output-type", what)
         found = dict(zip(names, given, strict=False))
+        if "alibi_slopes" in leaves and found["alibi_slopes"] is None:
+            raise self._raised(NoGradientError("no gradient of alibi_slopes comes back"))
         whole = zeros | {name: gradient for name, gradient in found.items() if gradient is not None and name in leaves}
         return Gradients(**{name: well_formed_gradient(name, whole[name], zeros[name]) for name in zeros})
 
@@ -193,11 +196,12 @@ def well_formed(returned: object, call: Call) -> Result:
     return Result(output, lse)
 
 
-def differentiable(call: Call) -> dict[str, torch.Tensor]:
-    """Return the tensors of a call that have a gradient, by name: query, key, value, an additive mask and sinks."""
-    names = Gradients._fields
-    given = {name: getattr(call, name) for name in names}
-    return {name: x for name, x in given.items() if x is not None and x.dtype.is_floating_point}
+def in_order(returned: Iterable[Any], call: Call) -> tuple[Any, ...]:
+    """Return what a method `backward` gave in the order of the inputs that have a gradient: by name from a `Gradients`,
+    else as it came."""
+    if isinstance(returned, Gradients):
+        return tuple(getattr(returned, name) for name in call.differentiable())
+    return tuple(returned)
 
 
 def well_formed_gradient(name: str, gradient: object, leaf: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"default": None, "metavar": "CLASS", "help": "error budget of a bare callable: fused or eager"},
     ),
     ("--attn-causal-alignment", {"default": None, "metavar": "CORNER", "help": "of a bare callable's is_causal"}),
+    ("--attn-alibi-alignment", {"default": None, "metavar": "CORNER", "help": "of a bare callable's alibi_slopes"}),
     ("--attn-device", {"default": None, "metavar": "D", "help": "where the tensors are put"}),
     ("--attn-sanitize", {"default": None, "metavar": "S", "help": "run a CUDA kernel under a sanitizer"}),
     (
@@ -218,7 +219,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def rerun_command(config: pytest.Config) -> list[str]:
     """Return the command that validates the same target in the same way."""
     command = ["attnspec", "validate", config.getoption("--attn-backend")]
-    for name in ("accuracy", "causal-alignment", "device", "sanitize"):
+    for name in ("accuracy", "causal-alignment", "alibi-alignment", "device", "sanitize"):
         if config.getoption(f"--attn-{name}"):
             command += [f"--{name}", config.getoption(f"--attn-{name}")]
     return command
@@ -237,6 +238,7 @@ def _resolve(config: pytest.Config) -> Kernel:
         config.getoption("--attn-causal-alignment"),
         config.getoption("--attn-device"),
         config.getoption("--attn-sanitize"),
+        config.getoption("--attn-alibi-alignment"),
     )
 
 

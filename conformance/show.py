@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from attnspec.conformance.catalogue import BY_NAME, EVERY_CASE, case_named, cases
@@ -63,8 +62,7 @@ def _rule(rule_id: str) -> dict[str, Any]:
 
 def _case(case_id: str) -> dict[str, Any]:
     case = case_named(case_id)
-    problem = {name: value for name, value in asdict(case.problem).items() if value is not None}
-    said = [f"{name}={'.'.join(value) if isinstance(value, tuple) else value}" for name, value in problem.items()]
+    said = [f"{name}={value}" for name, value in case.problem.to_json().items() if value is not None]
     return {
         "case": case.id,
         "family": case.family,

@@ -64,8 +64,14 @@ class Claims:
     notes: tuple[str, ...] = ()
 
 
-def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_alignment: str) -> Claims:
-    """Return the claims of a bare callable.
+def claims_of(
+    function: Callable[..., Any],
+    target: str,
+    accuracy: str = "fused",
+    causal_alignment: str = "upper_left",
+    alibi_alignment: str | None = None,
+) -> Claims:
+    """Return the claims of a bare callable. accuracy to alibi_alignment: what the user declares of it.
 
     Its first three positional parameters, or the ones called query, key and value (q, k, v), take the tensors. The
     names attn_mask, is_causal, scale, enable_gqa, key_lengths, window_size, softcap, return_lse and dropout_p claim
@@ -87,10 +93,14 @@ def claims_of(function: Callable[..., Any], target: str, accuracy: str, causal_a
     if absent:
         run = partial(run, **absent)
     claimed = [name for name in OPTIONS if name in names or (open_ended and name not in ASKED_BY_NAME)]
-    features = tuple(name for name in FEATURES if name.split(".")[0] in (*claimed, *TRIED))
+    tried = (*TRIED, *(f"grad_{name}" for name in claimed if f"grad_{name}" in FEATURES))
+    features = tuple(name for name in FEATURES if name.split(".")[0] in (*claimed, *tried))
     flagless = "enable_gqa" not in claimed
     notes = tuple(f"parameter {n!r} claims nothing: did you mean {MEANT[n]}?" for n in names if n in MEANT)
-    return Claims(run, Capabilities(features, accuracy=accuracy, causal_alignment=causal_alignment), flagless, notes)
+    declared = Capabilities(
+        features, accuracy=accuracy, causal_alignment=causal_alignment, alibi_alignment=alibi_alignment
+    )
+    return Claims(run, declared, flagless, notes)
 
 
 def _tensor_places(

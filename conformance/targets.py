@@ -29,17 +29,19 @@ def resolve(
     causal_alignment: str | None = None,
     device: str | None = None,
     sanitize: str | None = None,
+    alibi_alignment: str | None = None,
 ) -> Kernel:
     """Return the kernel that a target names, with what the user overrides.
 
-    accuracy: the class it is held to; causal_alignment: the dialect; only for bare callables, whose declaration they
-    are. device: by torch's name, by default the first that is declared. sanitize: `thread` or `address`, for a CUDA
-    file and backends that have it. Raises InputError, one line, where the kernel cannot be loaded: no such file, module
-    or attribute, not callable, an exception at import, a CUDA file that does not compile or fit its description; and
-    for a device that cannot be used.
+    accuracy: the class it is held to; causal_alignment, alibi_alignment: dialects; only for bare callables, whose
+    declaration they are. device: by torch's name, by default the first that is declared. sanitize: `thread` or
+    `address`, for a CUDA file and backends that have it. Raises InputError, one line, where no kernel can be loaded:
+    no such file, module or attribute, not callable, an exception at import, a CUDA file that does not compile or fit
+    its description; and for a device that cannot be used.
     """
     found = _found(target, sanitize)
-    kernel = _kernel(target, found, accuracy, causal_alignment)
+    overrides = {"accuracy": accuracy, "causal_alignment": causal_alignment, "alibi_alignment": alibi_alignment}
+    kernel = _kernel(target, found, {name: value for name, value in overrides.items() if value})
     device = device or kernel.capabilities.devices[0]
     check_device(device, kernel)
     return replace(kernel, device=device)
@@ -59,16 +61,17 @@ def _found(target: str, sanitize: str | None) -> Any:
     return sanitized(target, found, sanitize) if sanitize else found
 
 
-def _kernel(target: str, found: Any, accuracy: str | None, alignment: str | None) -> Kernel:
+def _kernel(target: str, found: Any, overrides: dict[str, str]) -> Kernel:
     declared = getattr(found, "capabilities", None)
     if not isinstance(declared, Capabilities):
         if declared is not None:
             raise InputError(f"target {target!r}: its capabilities are no attnspec.spec.capabilities.Capabilities")
-        claims: Claims = claims_of(found, target, accuracy or "fused", alignment or "upper_left")
+        claims: Claims = claims_of(found, target, **overrides)
         name = getattr(found, "__name__", type(found).__name__)
         return Kernel(target, name, claims.run, claims.capabilities, True, claims.flagless_gqa, notes=claims.notes)
-    if accuracy or alignment:
-        raise InputError(f"target {target!r} declares its capabilities: leave out --accuracy and --causal-alignment")
+    if overrides:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in overrides)
+        raise InputError(f"target {target!r} declares its capabilities: leave out {options}")
     if not callable(found):
         raise InputError(f"target {target!r} is not callable")
     name = getattr(found, "name", target)

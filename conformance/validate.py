@@ -71,6 +71,7 @@ class Run:
     report: Path | None = None
     command: tuple[str, ...] = ()
     sanitize: str | None = None
+    alibi_alignment: str | None = None
 
     def workers(self) -> int:
         """Number of worker processes: as asked for, else one a core, at most 4, and no more than there are cases."""
@@ -87,6 +88,7 @@ class Run:
             "shard": "/".join(map(str, s.shard)),
             "accuracy": self.accuracy,
             "causal-alignment": self.causal_alignment,
+            "alibi-alignment": self.alibi_alignment,
             "device": self.device,
             "sanitize": self.sanitize,
             "timeout": self.timeout,

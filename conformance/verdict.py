@@ -75,8 +75,9 @@ def _judge(
     if not whole:
         return "conformant", f"{chosen(counts['pass'])} (spec {SPEC_VERSION})", 0
     full, in_part = profiles_shown(results, asked)
-    part = f"{'; ' if full else ''}in part, with refusals: {', '.join(in_part)}" if in_part else ""
-    return "conformant", f"conformant to spec {SPEC_VERSION} in {', '.join(full)}{part}", 0
+    whole_ones = [f"in {', '.join(full)}"] if full else []
+    others = [f"in part, with refusals: {', '.join(in_part)}"] if in_part else []
+    return "conformant", f"conformant to spec {SPEC_VERSION} {'; '.join(whole_ones + others)}".rstrip(), 0
 
 
 def chosen(count: int) -> str:

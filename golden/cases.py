@@ -11,6 +11,7 @@ from itertools import product
 
 from attnspec.golden.cited import rules_of
 from attnspec.golden.modified import MODIFIED
+from attnspec.golden.sloped import SLOPED
 from attnspec.spec.errors import InputError, did_you_mean
 from attnspec.spec.problem import MASK_KINDS, Problem
 
@@ -348,7 +349,7 @@ def _read(groups: dict[str, dict[str, str]]) -> Iterator[GoldenCase]:
             yield GoldenCase(name, problem, rules_of(problem), note)
 
 
-CASES = tuple(_read(GROUPS | MODIFIED | {SHAPES_NOTE: mask_shape_problems()}))
+CASES = tuple(_read(GROUPS | MODIFIED | SLOPED | {SHAPES_NOTE: mask_shape_problems()}))
 
 
 def golden_case(name: str) -> GoldenCase:

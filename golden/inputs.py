@@ -172,13 +172,19 @@ def _sinks(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:
 
 
 def _alibi(draw: Source, p: Problem) -> dict[str, Any]:
-    """Return the slopes of the heads, (q_heads,) float32, and what they mean; nothing without. They lie between 0 and
-    1/256, so that far keys count, and for odd heads between 0 and 1/2."""
+    """Return the slopes of the heads, float32, (q_heads,) or (batch, q_heads), and what they mean; nothing without.
+
+    They lie between 0 and 1/256, so that far keys count, and for odd heads between 0 and 1/2."""
     if p.alibi is None:
         return {}
     largest = np.where(np.arange(p.q_heads) % 2, 1 / 2, 1 / 256)
-    slopes = to_tensor(draw.uniform("alibi_slopes", (p.q_heads,)) * largest, FLOAT32)
-    return {"alibi_slopes": slopes, "alibi_form": p.alibi.form, "alibi_alignment": p.alibi.corner}
+    shape = (p.q_heads,) if p.alibi.shape == "h" else (p.batch, p.q_heads)
+    return {
+        "alibi_slopes": to_tensor(draw.uniform("alibi_slopes", shape) * largest, FLOAT32),
+        "alibi_form": p.alibi.form,
+        "alibi_alignment": p.alibi.corner,
+        "learned_slopes": p.alibi.learned,
+    }
 
 
 def _grad_output(draw: Source, p: Problem, fmt: Format) -> torch.Tensor | None:

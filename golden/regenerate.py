@@ -30,10 +30,9 @@ from attnspec.golden.forms import FORM_CASES
 from attnspec.golden.forms.form import FormCase
 from attnspec.golden.inputs import make_call
 from attnspec.reference.exact import attention
-from attnspec.reference.exact.alibi import with_mask
 from attnspec.reference.exact.backward import backward
 from attnspec.spec import SPEC_VERSION
-from attnspec.spec.call import Call, Gradients
+from attnspec.spec.call import Call
 from attnspec.spec.errors import InputError
 from attnspec.spec.problem import Problem
 
@@ -193,35 +192,17 @@ def truth(call: Call, corner: str) -> dict[str, npt.NDArray[np.float64]]:
         "sinks": None if call.sinks is None else numbers(call.sinks),
         "window_size": call.window_size,
         "softcap": call.softcap,
+        "alibi_slopes": None if call.alibi_slopes is None else numbers(call.alibi_slopes),
+        "alibi_form": call.alibi_form,
+        "alibi_alignment": call.alibi_alignment,
     }
-    if call.alibi_slopes is not None:
-        options["attn_mask"] = _with_alibi(call, options["attn_mask"])
     exact = attention(*tensors, **options)
     found = {"output": exact.output, "lse": exact.lse}
     if call.grad_output is None:
         return found
     grad_lse = None if call.grad_lse is None else numbers(call.grad_lse)
     gradients = backward(tensors[0], tensors[1], tensors[2], numbers(call.grad_output), grad_lse=grad_lse, **options)
-    by_name = {f"grad_{name}": getattr(gradients, name) for name in Gradients._fields}
-    if call.attn_mask is None or call.attn_mask.dtype == torch.bool:  # the mask there was is that of ALiBi
-        del by_name["grad_attn_mask"]
-    return found | {name: array for name, array in by_name.items() if array is not None}
-
-
-def _with_alibi(call: Call, mask: npt.NDArray[Any] | None) -> npt.NDArray[np.float64]:
-    """Return the additive mask that ALiBi and a mask of the call make together, exactly. Raises InputError for an
-    additive mask beside it whose gradient is asked for."""
-    assert call.alibi_slopes is not None, "a call with slopes"
-    if mask is not None and mask.dtype != np.bool_ and call.grad_output is not None:
-        raise InputError("the oracle gives no gradient of an additive mask beside alibi_slopes: leave one out")
-    return with_mask(
-        call.alibi_slopes.numpy(),
-        (*call.query.shape[:3], call.key.shape[2]),
-        form=call.alibi_form,
-        alignment=call.alibi_alignment,
-        key_lengths=None if call.key_lengths is None else call.key_lengths.numpy(),
-        attn_mask=mask,
-    )
+    return found | {f"grad_{name}": getattr(gradients, name) for name in call.differentiable()}
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -26,7 +26,7 @@ def shapes_of(p: Problem) -> Shapes:
     if p.sinks:
         shapes["sinks"] = (p.dtype, (p.q_heads,))
     if p.alibi:
-        shapes["alibi_slopes"] = ("float32", (p.q_heads,))
+        shapes["alibi_slopes"] = ("float32", (p.q_heads,) if p.alibi.shape == "h" else (p.batch, p.q_heads))
     if p.grad:
         shapes |= gradient_shapes_of(p, shapes)
     return shapes
@@ -37,7 +37,8 @@ def gradient_shapes_of(p: Problem, shapes: Shapes) -> Shapes:
     found: Shapes = {"grad_output": (p.dtype, shapes["output"][1])}
     if p.grad == "lse":
         found["grad_lse"] = ("float64" if p.dtype == "float64" else "float32", shapes["lse"][1])
+    constant = ("alibi_slopes",) if p.alibi and not p.alibi.learned else ()
     for name in Gradients._fields:
-        if name in shapes and shapes[name][0] != "bool":
+        if name in shapes and shapes[name][0] != "bool" and name not in constant:
             found[f"grad_{name}"] = ("float64", shapes[name][1])
     return found

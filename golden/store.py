@@ -168,6 +168,7 @@ def read(entry: Entry, folder: Path) -> Golden:
         alibi_slopes=tensors.get("alibi_slopes"),
         alibi_form=problem.alibi.form if problem.alibi else "symmetric",
         alibi_alignment=(problem.alibi and problem.alibi.corner) or "upper_left",
+        learned_slopes=problem.alibi is not None and problem.alibi.learned,
         softcap=problem.softcap,
         grad_output=tensors.get("grad_output"),
         grad_lse=tensors.get("grad_lse"),

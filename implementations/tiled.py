@@ -16,8 +16,8 @@ from attnspec.spec.capabilities import FEATURES, Capabilities
 
 
 class Flash(torch.autograd.Function):
-    """`attnspec.reference.flash` as one operation with a gradient: query, key, value, attn_mask, sinks and the options
-    give output and lse. The lse has a gradient too."""
+    """`attnspec.reference.flash` as one operation with a gradient: query, key, value, attn_mask, sinks, slopes and the
+    options give output and lse. The lse has a gradient too."""
 
     @staticmethod
     def forward(
@@ -27,24 +27,27 @@ class Flash(torch.autograd.Function):
         value: torch.Tensor,
         attn_mask: torch.Tensor | None,
         sinks: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
         options: dict[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output in the query's dtype, and the lse."""
+        options = options | {"alibi_slopes": alibi_slopes}
         result = flash_attention(query, key, value, attn_mask=attn_mask, sinks=sinks, weights=query.dtype, **options)
         assert result.lse is not None  # flash_attention always gives it
         output = result.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, attn_mask, sinks, output, result.lse)
+        ctx.save_for_backward(query, key, value, attn_mask, sinks, alibi_slopes, output, result.lse)
         ctx.options = options
         return output, result.lse
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of query, key, value, an additive mask and sinks, each in its argument's dtype."""
-        query, key, value, attn_mask, sinks, output, lse = ctx.saved_tensors
+        """Return the gradients of query, key, value, an additive mask, sinks and slopes, each in its argument's
+        dtype."""
+        query, key, value, attn_mask, sinks, alibi_slopes, output, lse = ctx.saved_tensors
         found = flash_backward(
             query, key, value, output, lse, grads[0], grad_lse=grads[1], attn_mask=attn_mask, sinks=sinks, **ctx.options
         )
-        given = (query, key, value, attn_mask, sinks)
+        given = (query, key, value, attn_mask, sinks, alibi_slopes)
         return *(None if g is None else g.to(x.dtype) for g, x in zip(found, given, strict=True)), None
 
 
@@ -87,12 +90,11 @@ class Tiled:
             "enable_gqa": enable_gqa,
             "key_lengths": key_lengths,
             "window_size": window_size,
-            "alibi_slopes": alibi_slopes,
             "softcap": softcap,
             "tile": self.tile,
             "accumulate": torch.float64 if query.dtype == torch.float64 else torch.float32,
         }
-        output, lse = Flash.apply(query, key, value, attn_mask, sinks, options)  # type: ignore[no-untyped-call]
+        output, lse = Flash.apply(query, key, value, attn_mask, sinks, alibi_slopes, options)  # type: ignore[no-untyped-call]
         return (output, lse) if return_lse else output
 
 

@@ -14,10 +14,16 @@ from attnspec.spec.errors import InputError
 
 
 class TorchEager:
-    """Plain attention in torch operations; accuracy class eager, causal triangle at the upper left."""
+    """Plain attention in torch operations; accuracy class eager, causal triangle at the upper left.
 
-    name = "torch_eager"
-    capabilities = Capabilities(features=tuple(FEATURES), head_dims=(1, 512), accuracy="eager")
+    alibi_alignment: from which diagonal ALiBi counts, `upper_left`, or `lower_right` beside an upper left triangle.
+    """
+
+    def __init__(self, name: str = "torch_eager", alibi_alignment: str | None = None) -> None:
+        self.name = name
+        self.capabilities = Capabilities(
+            features=tuple(FEATURES), head_dims=(1, 512), accuracy="eager", alibi_alignment=alibi_alignment
+        )
 
     def __call__(
         self,
@@ -64,7 +70,8 @@ class TorchEager:
         scores = (query @ key.transpose(-1, -2)) * scale  # (batch, q_heads, q_len, k_len)
         scores = capped(scores, softcap)
         if alibi_slopes is not None:
-            scores = scores - steps(alibi_slopes, scores.shape, wide).to(scores.dtype)
+            lower_right = self.capabilities.alibi_corner == "lower_right"
+            scores = scores - steps(alibi_slopes, scores.shape, wide, lower_right, key_lengths).to(scores.dtype)
         scores = masked(scores, attn_mask, is_causal, key_lengths, window_size)
         empty = (scores == -torch.inf).all(-1, keepdim=True)  # (batch, q_heads, q_len, 1): the row sees no key
         if sinks is not None:
@@ -184,16 +191,27 @@ def check_dropout(dropout_p: float) -> None:
         raise InputError(f"dropout_p is {dropout_p}: use a probability from 0 to 1")
 
 
-def steps(alibi_slopes: torch.Tensor, shape: torch.Size, wide: torch.dtype) -> torch.Tensor:
-    """Return slope times |i - j|, (1 or batch, q_heads, q_len, k_len), computed in the dtype `wide`.
+def steps(
+    alibi_slopes: torch.Tensor,
+    shape: torch.Size,
+    wide: torch.dtype,
+    lower_right: bool = False,
+    key_lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return slope times |i + offset - j|, (1 or batch, q_heads, q_len, k_len), computed in the dtype `wide`.
 
-    alibi_slopes: (q_heads,) or (batch, q_heads); shape: of the scores. Raises InputError for another shape or dtype.
-    Rules: `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
+    alibi_slopes: (q_heads,) or (batch, q_heads); shape: of the scores. The offset is 0, or with lower_right the number
+    of keys, k_len or key_lengths[batch], less q_len. Raises InputError for another shape or dtype. Rules:
+    `alibi.bias`, `alibi.form`, `alibi.offset`, `alibi.shape`. Source: Press et al. 2022, section 3.
     """
     batch, heads, q_len, k_len = shape
     check_slopes(alibi_slopes, batch, heads)
     device = alibi_slopes.device
-    distance = (torch.arange(q_len, device=device)[:, None] - torch.arange(k_len, device=device)).abs()
+    rows = torch.arange(q_len, device=device)[:, None]  # (q_len, 1)
+    if lower_right:
+        end = k_len if key_lengths is None else key_lengths[:, None, None, None]  # (batch, 1, 1, 1)
+        rows = rows + (end - q_len)
+    distance = (rows - torch.arange(k_len, device=device)).abs()  # (q_len, k_len) or (batch, 1, q_len, k_len)
     return alibi_slopes.to(wide).reshape(-1, heads, 1, 1) * distance
 
 
@@ -220,3 +238,4 @@ def check_lengths(key_lengths: torch.Tensor, batch: int, k_len: int) -> None:
 
 
 backend = TorchEager()
+alibi_lower_right = TorchEager("torch_eager.alibi_lower_right", "lower_right")

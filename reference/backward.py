@@ -38,7 +38,7 @@ def backward(
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
 ) -> Gradients:
-    """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, all in float64.
+    """Return the gradients of a loss by query, key, value, an additive attn_mask, sinks and slopes, all in float64.
 
     query to value and attn_mask to softcap are those of `attnspec.reference.attention.attention`. grad_output:
     gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
@@ -46,8 +46,8 @@ def backward(
     dropout drew in the forward, (batch, q_heads, q_len, k_len), True where a weight is kept. Hidden slots and rows
     that see no key add exactly 0. Raises InputError where shapes or dtypes do not fit. Rules: `backward.query`,
     `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.empty-row`, `backward.hidden`,
-    `backward.matches-forward`, `softcap.gradient`, `backward.dropout`. Source: Dao et al. 2022
-    (FlashAttention), appendix B.2.
+    `backward.matches-forward`, `softcap.gradient`, `sinks.gradient`, `alibi.gradient`, `backward.dropout`. Source: Dao
+    et al. 2022 (FlashAttention), appendix B.2.
     """
     check_inputs(query, key, value, enable_gqa)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -65,9 +65,11 @@ def backward(
     scaled = scale * (queries @ keys.transpose(-1, -2))  # (batch, q_heads, q_len, k_len)
     scores = caps.apply(scaled, softcap) + masks.bias(shape, attn_mask)
     if alibi_slopes is not None:
-        scores = scores + alibi.of_scores(
-            shape, alibi_slopes, form=alibi_form, alignment=alibi_alignment, key_lengths=key_lengths
-        )
+        alibi.fitting_slopes(alibi_slopes, shape[0], shape[1])
+        distances = alibi.distance(
+            *shape[2:], form=alibi_form, alignment=alibi_alignment, key_lengths=key_lengths
+        )  # (1 or batch, 1, q_len, k_len)
+        scores = scores + alibi.bias(alibi_slopes, distances)
     visible = masks.visible(shape, attn_mask, is_causal, causal_alignment, key_lengths, window_size)
     sink = None if sinks is None else as_scores(sinks, shape[1])  # (q_heads, 1)
     weights = softmax(scores, visible, sink)  # (batch, q_heads, q_len, k_len)
@@ -85,12 +87,14 @@ def backward(
     if sinks is not None:
         delta = (weights * torch.where(visible, grad_weights, 0.0)).sum(-1)  # (batch, q_heads, q_len)
         grad_sinks = sinks_backward(sinks, lse(scores, visible, sink), delta, grad_lse)
+    grad_slopes = None if alibi_slopes is None else alibi.slopes_backward(grad_scores, distances, alibi_slopes)
     return Gradients(
         query=scale * (grad_scaled @ keys),
         key=sum_readers(grad_keys, given_key),
         value=sum_readers(grad_values, given_value),
         attn_mask=mask_backward(grad_scores, attn_mask),
         sinks=grad_sinks,
+        alibi_slopes=grad_slopes,
     )
 
 

@@ -44,6 +44,7 @@ def flash_attention(
     window_size: tuple[int, int] | None = None,
     alibi_slopes: torch.Tensor | None = None,
     alibi_form: str = "symmetric",
+    alibi_alignment: str | None = None,
     softcap: float | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
@@ -54,7 +55,8 @@ def flash_attention(
     Inputs: as `attnspec.reference.attention.attention` takes them. key_lengths: (batch,) integers; keys at and beyond
     key_lengths[b] are not there: whatever that memory holds stays out, and the lower right corner of the causal
     triangle is at the last key that is there. window_size: (left, right), the keys around the diagonal that a row
-    sees, -1 for no bound. softcap: the cap of the scaled scores, 0 and None for none. tile: rows and keys of a tile,
+    sees, -1 for no bound. softcap: the cap of the scaled scores, 0 and None for none. alibi_alignment: None is the
+    causal_alignment. tile: rows and keys of a tile,
     each 1 or more. weights: the dtype to which each exp(s - m) is rounded once before it multiplies the value; None is
     `accumulate`. Returns output (batch, q_heads, q_len, value_dim) and lse (batch, q_heads, q_len) in `accumulate`; a
     row that sees no key has output 0 and lse -inf. Extra memory: a few tiles, for each batch element and head. Raises
@@ -75,6 +77,7 @@ def flash_attention(
         window_size=window_size,
         alibi_slopes=alibi_slopes,
         alibi_form=alibi_form,
+        alibi_alignment=alibi_alignment,
         softcap=softcap,
         accumulate=accumulate,
     )
@@ -149,6 +152,7 @@ def flash_backward(
     window_size: tuple[int, int] | None = None,
     alibi_slopes: torch.Tensor | None = None,
     alibi_form: str = "symmetric",
+    alibi_alignment: str | None = None,
     softcap: float | None = None,
     tile: tuple[int, int] = TILE,
     accumulate: torch.dtype = torch.float64,
@@ -160,7 +164,7 @@ def flash_backward(
     rowsum(dO o O) - grad_lse:
 
         dV = P^T dO,  dP = dO V^T,  dbias = P o (dP - delta),  dS = dbias o (1 - tanh^2)
-        dQ = scale dS K,  dK = scale dS^T Q
+        dQ = scale dS K,  dK = scale dS^T Q,  dm = -sum dbias o distance
 
     each summed over the query heads of a group and over what was broadcast. Rows that see no key have lse -inf, hence
     P = 0 and no part in any gradient. Returns the gradients in `accumulate`. Extra memory: one number a row, and a few
@@ -180,6 +184,7 @@ def flash_backward(
         window_size=window_size,
         alibi_slopes=alibi_slopes,
         alibi_form=alibi_form,
+        alibi_alignment=alibi_alignment,
         softcap=softcap,
         accumulate=accumulate,
     )
@@ -194,6 +199,7 @@ def flash_backward(
     grad_mask = None
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         grad_mask = torch.zeros_like(attn_mask, dtype=accumulate)
+    grad_slopes = None if alibi_slopes is None else torch.zeros_like(alibi_slopes, dtype=accumulate)
     for keys in cut(key.shape[2], tile[1]):
         key_tile, value_tile = call.key_tile(keys), call.value_tile(keys)
         for rows in cut(query.shape[2], tile[0]):
@@ -210,11 +216,13 @@ def flash_backward(
             add(grad_value[..., keys, :], torch.einsum("bhgqk,bhgqd->bhkd", weights, grad_row))
             if grad_mask is not None:
                 add(part(grad_mask, rows, keys), grad_scores.flatten(1, 2))
+            if grad_slopes is not None:
+                add(grad_slopes, -(grad_scores * call.distance(rows, keys)).sum((3, 4)).flatten(1, 2))
     grad_sinks = None
     if sinks is not None:  # a key of score z and value 0: dP = 0, dS = -P delta
         weights = recompute(heads_of(sinks, call), lse.to(accumulate))  # (batch, kv_heads, group, q_len, 1)
         grad_sinks = -(weights.squeeze(-1) * delta).sum((0, 3)).flatten()
-    return Gradients(grad_query.flatten(1, 2), grad_key, grad_value, grad_mask, grad_sinks)
+    return Gradients(grad_query.flatten(1, 2), grad_key, grad_value, grad_mask, grad_sinks, grad_slopes)
 
 
 def row_delta(

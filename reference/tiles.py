@@ -26,7 +26,8 @@ class Tiles:
     kv_heads, group, q_len, k_len) or None; all of these are views of the arguments. key_lengths: (batch,), how many
     keys are there. diagonal: (batch,), that of row i is at key i + diagonal; left, right: how many keys before and
     after it a row sees, None for all, so that right is 0 with `is_causal`. slopes: (1 or batch, kv_heads, group, 1,
-    1), of ALiBi, None without. accumulate: the dtype of every tile.
+    1), of ALiBi, None without; alibi_diagonal: as diagonal, that its distances are measured from. accumulate: the dtype
+    of every tile.
     """
 
     query: torch.Tensor
@@ -39,6 +40,7 @@ class Tiles:
     right: int | None
     slopes: torch.Tensor | None
     alibi_form: str
+    alibi_diagonal: torch.Tensor
     scale: float
     softcap: float | None
     accumulate: torch.dtype
@@ -65,7 +67,7 @@ class Tiles:
         if self.attn_mask is not None and self.attn_mask.dtype != torch.bool:
             scores = scores + self.attn_mask[..., rows, keys].to(self.accumulate)
         if self.slopes is not None:
-            scores = scores - self.slopes * self._distance(rows, keys)
+            scores = scores - self.slopes * self.distance(rows, keys)
         return torch.where(self.visible(rows, keys), scores, -torch.inf)
 
     def scaled(self, rows: slice, keys: slice) -> torch.Tensor:
@@ -94,9 +96,9 @@ class Tiles:
             seen = seen & (key_position <= own_position + self.right)
         return seen
 
-    def _distance(self, rows: slice, keys: slice) -> torch.Tensor:
+    def distance(self, rows: slice, keys: slice) -> torch.Tensor:
         """Return how far each key of a tile lies from the diagonal, (batch, 1, 1, rows, keys). Rule: `alibi.form`."""
-        diagonal = self._positions(rows)[:, None] + self.diagonal[:, None, None, None, None]
+        diagonal = self._positions(rows)[:, None] + self.alibi_diagonal[:, None, None, None, None]
         signed = (diagonal - self._positions(keys)).to(self.accumulate)
         return signed.abs() if self.alibi_form == "symmetric" else signed
 
@@ -127,6 +129,7 @@ def tiles(
     window_size: tuple[int, int] | None,
     alibi_slopes: torch.Tensor | None,
     alibi_form: str,
+    alibi_alignment: str | None,
     softcap: float | None,
     accumulate: torch.dtype,
 ) -> Tiles:
@@ -147,8 +150,10 @@ def tiles(
         key_lengths = torch.full((batch,), k_len, device=query.device)
     check_key_lengths(key_lengths, batch, k_len)
     offsets = {"upper_left": torch.zeros_like(key_lengths), "lower_right": key_lengths - q_len}
-    if causal_alignment not in offsets:
-        raise InputError(f"causal_alignment is {causal_alignment!r}: use one of {', '.join(offsets)}")
+    alibi_alignment = alibi_alignment or causal_alignment
+    for name, alignment in (("causal_alignment", causal_alignment), ("alibi_alignment", alibi_alignment)):
+        if alignment not in offsets:
+            raise InputError(f"{name} is {alignment!r}: use one of {', '.join(offsets)}")
     left, right = band(window_size, is_causal)
     return Tiles(
         query=torch.unflatten(query, 1, groups),
@@ -161,6 +166,7 @@ def tiles(
         right=right,
         slopes=None if alibi_slopes is None else slopes_of(alibi_slopes, batch, groups, accumulate),
         alibi_form=alibi_form,
+        alibi_diagonal=offsets[alibi_alignment],
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
         softcap=softcap,
         accumulate=accumulate,

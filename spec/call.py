@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-UNTOLD = ("grad_", "alibi_form", "alibi_alignment")  # how fields begin that no kernel is handed
+UNTOLD = ("grad_", "alibi_form", "alibi_alignment", "learned_slopes")  # how fields begin that no kernel is handed
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Call:
     any number; None for all. softcap: c of c tanh(s / c), taken of the scaled scores before bias and masks; 0 and None
     are none. sinks: (q_heads,), a score of each head that takes a share of every row's weight. alibi_slopes:
     (q_heads,) or (batch, q_heads), by how much a score falls with each step from the diagonal, and alibi_form,
-    alibi_alignment: what a step is (dialects, which no kernel is told). grad_output: (batch, q_heads, q_len,
+    alibi_alignment: what a step is (dialects, which no kernel is told). learned_slopes: whether the slopes ask for a
+    gradient where the others do. grad_output: (batch, q_heads, q_len,
     value_dim), of the query's dtype, and grad_lse: (batch, q_heads, q_len), of the lse's dtype: what flows back from a
     loss, where gradients are asked for. Rules: chapter "notation".
     """
@@ -44,6 +45,7 @@ class Call:
     alibi_slopes: torch.Tensor | None = None
     alibi_form: str = "symmetric"
     alibi_alignment: str = "upper_left"
+    learned_slopes: bool = False
     softcap: float | None = None
     grad_output: torch.Tensor | None = None
     grad_lse: torch.Tensor | None = None
@@ -54,6 +56,14 @@ class Call:
         if self.dropout_p == 0:
             del given["dropout_p"]
         return {name: value for name, value in given.items() if value is not None and value is not False}
+
+    def differentiable(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that have a gradient, by name: query, key, value, an additive mask, sinks, and slopes that
+        ask for one."""
+        given = {name: getattr(self, name) for name in Gradients._fields}
+        if not self.learned_slopes:
+            del given["alibi_slopes"]
+        return {name: x for name, x in given.items() if x is not None and x.dtype.is_floating_point}
 
     def but(self, **changes: Any) -> Call:
         """Return the call with some arguments changed."""
@@ -70,11 +80,12 @@ class Result(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of a loss, each of its input's shape; attn_mask is None for a bool mask or none, sinks for
-    none."""
+    """The gradients of a loss, each of its input's shape; attn_mask is None for a bool mask or none, sinks and
+    alibi_slopes for none."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     attn_mask: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None

@@ -27,6 +27,7 @@ FEATURES = {
     "key_lengths": "how many keys of each batch element exist",
     "sinks": "a score of each head that takes a share of the weight",
     "backward": "gradients of query, key, value, an additive mask and sinks",
+    "grad_alibi_slopes": "a gradient of the slopes, beside the others",
     "dropout_p": "dropout on the weights",
     "window_size": "a window of keys around the diagonal",
     "alibi_slopes": "a bias that falls with the distance, by a slope for each head",
@@ -39,6 +40,7 @@ LATER = (  # what no default claims: a backend declares it by name
     "sinks",
     "alibi_slopes",
     "backward",
+    "grad_alibi_slopes",
     "dropout_p",
 )
 ACCURACIES = ("fused", "eager")
@@ -51,11 +53,12 @@ class Capabilities:
     """What a backend declares. Declared and then raised is a failure; undeclared is `not_supported`.
 
     features: names of `FEATURES`, or `attn_mask` for all its kinds and ranks; by default all but `LATER`. dtypes,
-    devices: by PyTorch's names. head_dims: smallest and largest. causal_alignment, lse_base: dialects. accuracy: the
-    class of the error budget for float32 and 16-bit dtypes. deterministic: run to run bit-equal. batch_invariant: a
-    batch row gives the same bits in any batch. contains_nan: NaN in masked keys and values does not come through.
-    refuses: combinations of features ruled out. cost: `emulated` where an interpreter or an emulator runs the kernel,
-    which is then given small calls. Raises InputError for a name that the spec does not know.
+    devices: by PyTorch's names. head_dims: smallest and largest. causal_alignment, alibi_form, alibi_alignment (None
+    for that of causal_alignment), lse_base: dialects. accuracy: the class of the error budget for float32 and 16-bit
+    dtypes. deterministic: run to run bit-equal. batch_invariant: a batch row gives the same bits in any batch.
+    contains_nan: NaN in masked keys and values does not come through. refuses: combinations of features ruled out.
+    cost: `emulated` where an interpreter or an emulator runs the kernel, which is then given small calls. Raises
+    InputError for a name that the spec does not know.
     """
 
     features: tuple[str, ...] = tuple(name for name in FEATURES if name not in LATER)
@@ -63,6 +66,7 @@ class Capabilities:
     head_dims: tuple[int, int] = (1, 256)
     causal_alignment: str = "upper_left"
     alibi_form: str = "symmetric"
+    alibi_alignment: str | None = None
     lse_base: str = "e"
     accuracy: str = "fused"
     deterministic: bool = True
@@ -85,6 +89,7 @@ class Capabilities:
         for field, value, known in (
             ("causal_alignment", self.causal_alignment, CAUSAL_ALIGNMENTS),
             ("alibi_form", self.alibi_form, ALIBI_FORMS),
+            ("alibi_alignment", self.alibi_corner, CAUSAL_ALIGNMENTS),
             ("lse_base", self.lse_base, LSE_BASES),
             ("accuracy", self.accuracy, ACCURACIES),
             ("cost", self.cost, COSTS),
@@ -92,6 +97,11 @@ class Capabilities:
         ):
             if value not in known:
                 raise InputError(f"capabilities: {field} has {value!r}; use one of {', '.join(known)}")
+
+    @property
+    def alibi_corner(self) -> str:
+        """Where the diagonal of ALiBi is: `alibi_alignment`, or else `causal_alignment`. Rule: `alibi.offset`."""
+        return self.causal_alignment if self.alibi_alignment is None else self.alibi_alignment
 
     def lacks(self, problem: Problem, return_lse: bool = False) -> str | None:
         """Return what of the problem lies outside these capabilities, in words; None where all is supported."""
@@ -111,8 +121,8 @@ class Capabilities:
         diagonal = problem.causal or problem.window
         if diagonal and not square and problem.corner != self.causal_alignment:
             return f"causal_alignment is declared as {self.causal_alignment}"
-        if problem.alibi and not square and problem.alibi.corner != self.causal_alignment:
-            return f"causal_alignment, from which alibi counts, is declared as {self.causal_alignment}"
+        if problem.alibi and not square and problem.alibi.corner != self.alibi_corner:
+            return f"alibi is declared as measured from {self.alibi_corner}"
         if problem.alibi and problem.alibi.form != self.alibi_form:
             return f"alibi_form is declared as {self.alibi_form}"
         return None
@@ -121,7 +131,9 @@ class Capabilities:
         """Return the problem in the declared dialect: its corner of causal triangle, window and ALiBi, its form of
         ALiBi."""
         placed = problem.at_corner(self.causal_alignment)
-        return placed.but(alibi=placed.alibi._replace(form=self.alibi_form)) if placed.alibi else placed
+        if placed.alibi is None:
+            return placed
+        return placed.but(alibi=placed.alibi._replace(form=self.alibi_form, corner=self.alibi_corner))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object (schema `capabilities`)."""

@@ -147,6 +147,8 @@ class Problem:
             object.__setattr__(self, "window", self._placed(self.window))
         if self.alibi is not None:
             object.__setattr__(self, "alibi", self.alibi._replace(corner=self.alibi.corner or self.corner))
+            if self.alibi.learned and self.grad is None:
+                raise InputError("alibi is learned and grad is None: ask for gradients, or leave learned out")
         if self.grad not in (None, *GRADS):
             raise InputError(f"grad is {self.grad!r}: use one of {', '.join(GRADS)}")
         if self.keys not in KEYS:
@@ -170,8 +172,13 @@ class Problem:
     def __str__(self) -> str:
         following = {name: getattr(self, other) for name, other in FOLLOWS.items()}
         unsaid = _defaults() | following | {"dtype": None}
-        said = ((token, getattr(self, name)) for name, token in TOKENS.items() if getattr(self, name) != unsaid[name])
+        given = {name: getattr(self, name) for name in TOKENS} | {"alibi": self._alibi_word}
+        said = ((token, given[name]) for name, token in TOKENS.items() if given[name] != unsaid[name])
         return "/".join(_write(token, value) for token, value in said)
+
+    @property
+    def _alibi_word(self) -> str | None:
+        return self.alibi and self.alibi.word(self.corner)
 
     @classmethod
     def parse(cls, text: str) -> Problem:
@@ -197,8 +204,8 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object (schema `case`)."""
-        words = {name: str(x) if (x := getattr(self, name)) else None for name in ("mask", "window", "alibi")}
-        return asdict(self) | words
+        words = {name: str(x) if (x := getattr(self, name)) else None for name in ("mask", "window")}
+        return asdict(self) | words | {"alibi": self._alibi_word}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
@@ -221,6 +228,7 @@ class Problem:
             "alibi_slopes": self.alibi is not None,
             "softcap": self.softcap is not None,
             "backward": self.grad is not None,
+            "grad_alibi_slopes": self.alibi is not None and self.alibi.learned,
             "dropout_p": self.dropout is not None,
             "return_lse": self.grad == "lse",
         }

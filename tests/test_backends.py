@@ -78,6 +78,7 @@ NEEDS = {  # a problem that needs the feature and as little else as can be
     "dropout_p": "q=4/k=6/d=8/dropout=0.5",
     "window_size": "q=6/k=6/d=8/window=2.1",
     "alibi_slopes": "hq=2/q=6/k=6/d=8/alibi",
+    "grad_alibi_slopes": "hq=2/q=6/k=6/d=8/alibi=symmetric.learned/grad",
     "sinks": "hq=2/q=4/k=6/d=8/sinks",
     "softcap": "q=4/k=6/d=8/softcap=2",
 }
@@ -121,11 +122,9 @@ def off_by(backend: Any, problem: Problem) -> float:
 
 
 def gradients_of(backend: Any, problem: Problem) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of query, key, value and an additive mask that autograd gives."""
+    """Return the gradients that autograd gives of what has one."""
     call = make_call(problem)
-    additive = call.attn_mask is not None and call.attn_mask.dtype.is_floating_point
-    names = ("query", "key", "value", *(("attn_mask",) if additive else ()))
-    leaves = {name: getattr(call, name).detach().requires_grad_() for name in names}
+    leaves = {name: x.detach().requires_grad_() for name, x in call.differentiable().items()}
     given = call.but(**leaves)
     output = backend(given.query, given.key, given.value, **given.options())
     return torch.autograd.grad(output, list(leaves.values()), call.grad_output)
@@ -181,6 +180,7 @@ def test_what_is_declared_runs_and_what_is_not_raises(name: str, feature: str) -
     backend, problem = BACKENDS[name], Problem.parse(NEEDS[feature])
     if feature == "backward":
         assert feature in backend.capabilities.features
+    if feature in ("backward", "grad_alibi_slopes") and feature in backend.capabilities.features:
         assert all(gradient.isfinite().all() for gradient in gradients_of(backend, problem))
     elif feature in backend.capabilities.features:
         output = run(backend, problem, feature == "return_lse").output

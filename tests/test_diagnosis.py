@@ -57,8 +57,11 @@ SHOWING_MODIFIED = (  # the same, for options that no default claims
     "b=2/hq=2/q=33/k=70/d=64/dtype={}/mask=float.bhqk.random/softcap=1.5/scores=4/seed=1",
     "b=2/hq=6/hkv=2/q=33/k=70/d=64/dtype={}/sinks/seed=1",
     "b=2/hq=6/hkv=2/q=33/k=70/d=64/dtype={}/alibi/seed=1",
+    "b=3/hq=2/q=5/k=70/d=64/dtype={}/lengths=ragged/seed=1",
+    "b=3/hq=2/q=5/k=70/d=64/dtype={}/causal=lower_right/lengths=ragged/seed=1",
 )
-MODIFIERS = ("window_size", "softcap", "sinks", "alibi_slopes")  # which no default claims
+MODIFIERS = ("window_size", "softcap", "sinks", "alibi_slopes", "key_lengths")  # which no default claims
+LOWER_RIGHT = {"lengths-corner-of-storage"}  # mistakes that only a kernel of this corner can make
 HARMLESS = {  # in a 16-bit dtype: an honest kernel may do so, or the store of the output hides most of it
     "sum-in-bfloat16",
     "weights-in-bfloat16",
@@ -75,21 +78,24 @@ WITHIN_BUDGET = {("bfloat16", name) for name in HARMLESS}
 BY_NAME = {mistake.name: mistake for mistake in reversed(CATALOGUE)}  # the first form of each
 
 
-def kernel_of(run: Callable[..., Any], dtype: str = "float32", more: tuple[str, ...] = ()) -> Kernel:
-    declared = Capabilities(features=(*Capabilities().features, *more), dtypes=(dtype,))
+def kernel_of(
+    run: Callable[..., Any], dtype: str = "float32", more: tuple[str, ...] = (), corner: str = "upper_left"
+) -> Kernel:
+    declared = Capabilities(features=(*Capabilities().features, *more), dtypes=(dtype,), causal_alignment=corner)
     return Kernel("made here", "made here", run, declared, inferred=True)
 
 
 def mistaken(mistake: Mistake, dtype: str) -> Kernel:
     """A kernel that takes the mistaken steps and stores what comes of them."""
+    corner = "lower_right" if mistake.name in LOWER_RIGHT else "upper_left"
 
     def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Result:
-        call = Call(query, key, value, **options)
-        output, lse, _ = attend(call, "upper_left", mistake.steps if mistake.needs(call) else Steps()).result
+        call = Call(query, key, value, **options, alibi_alignment=corner)
+        output, lse, _ = attend(call, corner, mistake.steps if mistake.needs(call) else Steps()).result
         assert lse is not None
         return Result(output.to(query.dtype), lse.float())
 
-    return kernel_of(run, dtype, MODIFIERS)
+    return kernel_of(run, dtype, MODIFIERS, corner)
 
 
 def mutant(*changes: tuple[str, str], base: str = "plain") -> Kernel:

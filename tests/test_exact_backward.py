@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attnspec.reference import backward as module
+from attnspec.reference.alibi import distance
 from attnspec.reference.attention import attention
 from attnspec.reference.backward import Gradients, mask_backward, sum_readers
 from attnspec.reference.backward import backward as closed_form
@@ -24,12 +25,14 @@ from attnspec.reference.exact import backward as exact_module
 from attnspec.reference.exact import round_to
 from attnspec.reference.exact.backward import ExactGradients, backward
 from attnspec.reference.grouped_heads import expand
+from attnspec.spec.alibi import ALIBI_FORMS, SLOPE_SHAPES
 from attnspec.spec.dtypes import FORMATS, Format
 from attnspec.spec.errors import InputError
+from attnspec.spec.problem import CAUSAL_ALIGNMENTS
 
 Array = NDArray[np.float64]
 DIGITS = 60
-NAMES = ("query", "key", "value", "attn_mask")  # of calls without sinks
+NAMES = ("query", "key", "value", "attn_mask")  # of calls without sinks and slopes
 
 
 # ---------------------------------------------------------------- helpers
@@ -70,6 +73,7 @@ class Case:
     scale: float | None
     mask: str | None
     causal: str | None
+    alibi: tuple[str, str, str] | None = None  # form, corner, shape of the slopes
 
 
 cases = st.builds(
@@ -82,6 +86,7 @@ cases = st.builds(
     scale=st.sampled_from([None, 0.0, -0.7, 1.25]),
     mask=st.sampled_from([None, "bool", "bhqk", "1h1k", "q1", "k", "1"]),
     causal=st.sampled_from([None, "upper_left", "lower_right"]),
+    alibi=st.none() | st.tuples(*map(st.sampled_from, (ALIBI_FORMS, CAUSAL_ALIGNMENTS, SLOPE_SHAPES))),
 )
 
 
@@ -100,6 +105,10 @@ def call_of(case: Case) -> tuple[list[Array], dict[str, Any]]:
         mask = np.where(mask < -1.5, -np.inf, mask)
     causal = case.causal or "upper_left"
     options = {"attn_mask": mask, "is_causal": case.causal is not None, "causal_alignment": causal}
+    if case.alibi is not None:
+        form, corner, shape = case.alibi
+        (slopes,) = draw(case.seed + 3, tuple(sizes[letter] for letter in shape))
+        options |= {"alibi_slopes": slopes, "alibi_form": form, "alibi_alignment": corner}
     return tensors, options | {"grad_lse": grad_lse, "scale": case.scale, "enable_gqa": True}
 
 
@@ -118,17 +127,22 @@ def absolute_sums(tensors: list[torch.Tensor], options: dict[str, Any]) -> Gradi
     scale = 1 / math.sqrt(query.shape[-1]) if options["scale"] is None else abs(options["scale"])
     products = grad_output.abs() @ expand(value, 4).abs().transpose(-1, -2)
     scores = weights * (products + (weights * products).sum(-1, keepdim=True) + options["grad_lse"].abs()[..., None])
+    slopes = None
+    if "alibi_slopes" in options:
+        far = distance(3, 5, form=options["alibi_form"], alignment=options["alibi_alignment"])
+        slopes = (scores * far.abs()).sum((2, 3)).sum_to_size(options["alibi_slopes"].shape)
     return Gradients(
         query=scale * scores @ expand(key, 4).abs(),
         key=sum_readers(scale * scores.transpose(-1, -2) @ query.abs(), key),
         value=sum_readers(weights.transpose(-1, -2) @ grad_output.abs(), value),
         attn_mask=mask_backward(scores, options["attn_mask"]),
+        alibi_slopes=slopes,
     )
 
 
 def agree(left: ExactGradients, right: Gradients, sizes: Gradients) -> bool:
     """Whether the gradients are the same within 1e-13 of the sums of absolute terms."""
-    for name in NAMES:
+    for name in (*NAMES, "alibi_slopes"):
         a, b, size = (getattr(x, name) for x in (left, right, sizes))
         if (a is None) != (b is None) or (a is not None and a.shape != b.shape):
             return False

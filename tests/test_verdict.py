@@ -101,6 +101,11 @@ def test_a_profile_with_refusals_is_claimed_in_part(result: Make) -> None:
     assert verdict_of(results).statement == "conformant to spec 0.1 in core; in part, with refusals: half"
 
 
+def test_refusals_in_every_profile_are_told_once(result: Make) -> None:
+    results = [result(profiles=("half",)), result("not_supported", profiles=("half",))]
+    assert verdict_of(results).statement == "conformant to spec 0.1 in part, with refusals: half"
+
+
 def test_a_part_of_the_cases_earns_no_profile(result: Make) -> None:
     assert verdict_of([result()], whole=False).statement == "the chosen case passes (spec 0.1)"
 

@@ -13,7 +13,7 @@ from attnspec.conformance.checks.memory import gapped, length_first
 from attnspec.conformance.covering import fallbacks
 from attnspec.conformance.draws import fitted
 from attnspec.conformance.judgement import judge, judge_against_reference, judge_gradients, visible_set
-from attnspec.conformance.kernel import Kernel, differentiable
+from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
 from attnspec.golden.store import load
@@ -292,7 +292,7 @@ def layout_of_what_flows_back_does_not_matter(kernel: Kernel, case: Case) -> flo
 def gradients_of_unchanged(kernel: Kernel, call: Call) -> Gradients:
     """Return the gradients of a call. Raises Violation (`contract.inputs-unchanged`) where the backward pass writes
     into what it was given."""
-    given = differentiable(call) | {
+    given = call.differentiable() | {
         name: flow for name in ("grad_output", "grad_lse") if (flow := getattr(call, name)) is not None
     }
     before = {name: tensor.clone() for name, tensor in given.items()}
@@ -311,10 +311,10 @@ def gradients_repeat_bit_for_bit(kernel: Kernel, case: Case) -> None:
     first = kernel.gradients(call)[1]
     kept = Gradients(*(None if x is None else x.clone() for x in first))  # type: ignore[arg-type]
     kernel.gradients(with_lse(make_call(case.problem.but(seed=case.problem.seed + 1)), case.problem))
-    for name in differentiable(call):
+    for name in call.differentiable():
         what = f"the gradient of {name} that was given before changes when the kernel is called again"
         same_bits("contract.no-alias", what, getattr(kept, name), getattr(first, name))
     again = kernel.gradients(call)[1]
-    for name in differentiable(call):
+    for name in call.differentiable():
         what = f"the same call gives other bits of the gradient of {name} the second time"
         same_bits("contract.deterministic", what, getattr(kept, name), getattr(again, name))

@@ -18,7 +18,7 @@ SCORE_SIZES = (4.0, 100.0, 1e6, 1e11)  # up to below those stand-ins, and beyond
 
 def battery(case: Problem, capabilities: Capabilities) -> Iterator[Problem]:
     """Return the problems that lie within a kernel's capabilities, of a case's dtype; those like the case first."""
-    likely = list(_problems(case, capabilities.causal_alignment))
+    likely = list(_problems(case, capabilities.causal_alignment, capabilities.alibi_corner))
     wanted = case.features()
     likely.sort(key=lambda problem: len(problem.features() ^ wanted))  # stable: else in the order below
     for problem in (case.but(seed=case.seed + 1), *likely):
@@ -26,7 +26,7 @@ def battery(case: Problem, capabilities: Capabilities) -> Iterator[Problem]:
             yield problem
 
 
-def _problems(case: Problem, corner: str) -> Iterator[Problem]:
+def _problems(case: Problem, corner: str, alibi_corner: str) -> Iterator[Problem]:
     base = Problem(q_len=19, k_len=77, head_dim=case.head_dim, batch=2, q_heads=2, dtype=case.dtype, seed=7)
     for (q_len, k_len), causal in product(LENGTHS, (None, corner)):
         yield base.but(q_len=q_len, k_len=k_len, causal=causal)
@@ -41,6 +41,8 @@ def _problems(case: Problem, corner: str) -> Iterator[Problem]:
         yield base.but(scale=scale)
     for size, causal in product(((5, 0), (2, 7)), (None, corner)):
         yield base.but(window=Window(*size, None if causal else corner), causal=causal, q_len=37)
+    for (q_len, k_len), causal in product(((5, 70), (37, 20)), (None, corner)):
+        yield base.but(q_len=q_len, k_len=k_len, causal=causal, key_lengths="ragged", batch=4)
     for mask, causal in product((None, Mask("float", "bhqk", "random")), (None, corner)):
         yield base.but(softcap=1.5, scores=4.0, mask=mask, causal=causal)
     yield base.but(value_dim=24 if case.head_dim != 24 else 40)
@@ -49,8 +51,8 @@ def _problems(case: Problem, corner: str) -> Iterator[Problem]:
     for scores, causal in product(SCORE_SIZES, (None, corner)):
         yield base.but(scores=scores, causal=causal)
     for form, causal in product(ALIBI_FORMS, (None, corner)):
-        yield base.but(q_heads=6, kv_heads=2, alibi=Alibi(form, corner), causal=causal)
-        yield base.but(q_len=45, k_len=45, alibi=Alibi(form, corner), causal=causal)
+        yield base.but(q_heads=6, kv_heads=2, alibi=Alibi(form, alibi_corner), causal=causal)
+        yield base.but(q_len=45, k_len=45, alibi=Alibi(form, alibi_corner), causal=causal)
     for kind in SINKS:
         yield base.but(q_heads=6, kv_heads=2, sinks=kind)
         yield base.but(sinks=kind, causal=corner)

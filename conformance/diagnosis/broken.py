@@ -20,6 +20,8 @@ BREAKS = {  # the beginning of a mistake's name: the rule; the first that fits
     "softcap-missing-from-lse": "softcap.lse",
     "softcap-after-bias": "softcap.bias",
     "softcap-": "softcap.scores",
+    "lengths-corner": "key-lengths.causal",
+    "lengths-": "key-lengths.visible",
     "mask-or-causal": "mask.combine",
     "mask-of-key-head": "grouped.head-map",
     "mask-rank3": "mask.broadcast",

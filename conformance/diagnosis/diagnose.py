@@ -35,6 +35,8 @@ FINELY_APART = 1e-4  # the same, where a lack of precision is among the candidat
 MOST_NAMES = 3  # that a diagnosis gives; more is no diagnosis
 DIALECTS = {  # what a kernel that means a mistake declares instead, by the mistake's name
     "causal-other-corner": "causal_alignment, by --causal-alignment",
+    "alibi-other-corner": "alibi_alignment, by --alibi-alignment",
+    "alibi-other-form": "alibi_form, in its capabilities",
     "lse-base-2": "lse_base, in its capabilities",
     "scores-in-bfloat16": "accuracy eager, by --accuracy",
     "scores-in-float16": "accuracy eager, by --accuracy",

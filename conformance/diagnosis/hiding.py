@@ -33,11 +33,6 @@ SENTINELS = {  # finite numbers that stand for -inf, as kernels write them
 }
 
 
-def other_corner(row: torch.Tensor, key: torch.Tensor, offset: int) -> torch.Tensor:
-    """The triangle in the corner that is not declared."""
-    return key <= row + (key.numel() - row.numel() - offset)
-
-
 def either(kept: torch.Tensor | None, triangle: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
     """One of mask and triangle is enough to see a key."""
     return right.visible(kept, triangle, slots) if kept is None or triangle is None else slots & (kept | triangle)
@@ -48,10 +43,10 @@ def mask_alone(kept: torch.Tensor | None, triangle: torch.Tensor | None, slots: 
     return right.visible(kept, triangle if kept is None else None, slots)
 
 
-def tiles_up_to(tile: int, last: int) -> Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]:
+def tiles_up_to(tile: int, last: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
     """A triangle of whole tiles: up to the tile of the diagonal (last = 0), or to the one before (-1)."""
 
-    def triangle(row: torch.Tensor, key: torch.Tensor, offset: int) -> torch.Tensor:
+    def triangle(row: torch.Tensor, key: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         seen = key // tile <= (row + offset) // tile + last
         if not bool(seen.any()):
             raise NoPrediction
@@ -64,7 +59,8 @@ CAUSAL = (
     Mistake("causal-dropped", "is_causal is ignored", causal, Steps(triangle=lambda row, key, _: key >= 0 * row)),
     Mistake("causal-dropped-with-mask", "is_causal is ignored where there is an attn_mask", causal_and_masked,
             Steps(visible=mask_alone)),
-    Mistake("causal-other-corner", "the triangle is aligned to the other corner", causal, Steps(triangle=other_corner)),
+    Mistake("causal-other-corner", "the triangle is aligned to the other corner", causal,
+            Steps(diagonal=right.other_diagonal)),
     Mistake("causal-sees-next-key", "the triangle is one off: each row also sees the next key", causal,
             Steps(triangle=lambda row, key, offset: key <= row + offset + 1)),
     Mistake("causal-misses-own-key", "the triangle is one off: no row sees its own key", causal,

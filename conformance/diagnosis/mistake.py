@@ -94,6 +94,11 @@ def batched(call: Call) -> bool:
     return call.key.shape[0] > 1
 
 
+def lengthed(call: Call) -> bool:
+    """The call has key_lengths."""
+    return call.key_lengths is not None
+
+
 def sloped(call: Call) -> bool:
     """The call has slopes of ALiBi."""
     return call.alibi_slopes is not None

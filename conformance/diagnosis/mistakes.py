@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attnspec.conformance.diagnosis.hiding import HIDING
+from attnspec.conformance.diagnosis.lengths import LENGTHS
 from attnspec.conformance.diagnosis.mistake import Mistake
 from attnspec.conformance.diagnosis.reading import READING
 from attnspec.conformance.diagnosis.rounding import ROUNDING
@@ -12,4 +13,6 @@ from attnspec.conformance.diagnosis.softcap import SOFTCAP
 from attnspec.conformance.diagnosis.weighing import WEIGHING
 from attnspec.conformance.diagnosis.windows import WINDOWS
 
-CATALOGUE: tuple[Mistake, ...] = (*HIDING, *WINDOWS, *SOFTCAP, *SLOPES, *SINKING, *WEIGHING, *READING, *ROUNDING)
+CATALOGUE: tuple[Mistake, ...] = (
+    *(*HIDING, *LENGTHS, *WINDOWS, *SOFTCAP, *SLOPES, *SINKING, *WEIGHING, *READING, *ROUNDING),
+)

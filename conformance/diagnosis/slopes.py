@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from attnspec.conformance.diagnosis import steps as right
@@ -10,6 +12,12 @@ from attnspec.conformance.diagnosis.steps import Shape, Steps
 from attnspec.spec.call import Call
 
 OTHER = {"symmetric": "signed", "signed": "symmetric", "upper_left": "lower_right", "lower_right": "upper_left"}
+WORDS = {"upper_left": "upper left", "lower_right": "lower right"}
+
+
+def measured_from(corner: str) -> Callable[[Call], bool]:
+    """Whether a call has slopes whose distances are measured from a corner."""
+    return lambda call: sloped(call) and call.alibi_alignment == corner
 
 
 def times(call: Call, shape: Shape, factor: float) -> torch.Tensor | float:
@@ -36,9 +44,10 @@ SLOPES = (
             Steps(position=lambda call, shape: times(call, shape, right.scale(call)))),
     Mistake("alibi-other-form", "beyond the diagonal the distance has the other form, signed or symmetric", sloped,
             Steps(position=lambda call, shape: right.position(call.but(alibi_form=OTHER[call.alibi_form]), shape))),
-    Mistake("alibi-other-corner", "the distance is that from the other diagonal", sloped,
-            Steps(position=lambda call, shape: right.position(
-                call.but(alibi_alignment=OTHER[call.alibi_alignment]), shape))),
+    *(Mistake("alibi-other-corner", f"alibi is measured from {WORDS[OTHER[declared]]}",
+              measured_from(declared), Steps(position=lambda call, shape: right.position(
+                  call.but(alibi_alignment=OTHER[call.alibi_alignment]), shape)), f"declared {WORDS[declared]}")
+      for declared in WORDS),
     Mistake("alibi-of-head-0", "the slope of head 0 serves all", sloped,
             Steps(position=lambda call, shape: of_heads(call, shape, torch.zeros(shape[1], dtype=torch.int64)))),
     Mistake("alibi-of-key-head", "query head i takes the slope numbered by its key head", sloped_groups,

@@ -66,15 +66,37 @@ def kept(mask: torch.Tensor) -> torch.Tensor:
     return mask if mask.dtype == torch.bool else mask != -torch.inf
 
 
-def triangle(row: torch.Tensor, key: torch.Tensor, offset: int) -> torch.Tensor:
-    """The slots that `is_causal` lets take part, bool; offset: k_len - q_len for the lower right corner, else 0.
+def exist(call: Call, k_len: int) -> torch.Tensor:
+    """The keys that exist, bool (1 or batch, 1, 1, k_len). Rule: `key-lengths.visible`."""
+    return torch.arange(k_len) < ends(call, k_len)
+
+
+def ends(call: Call, k_len: int) -> torch.Tensor:
+    """How many keys exist, (1 or batch, 1, 1, 1)."""
+    return (torch.tensor([k_len]) if call.key_lengths is None else call.key_lengths)[:, None, None, None]
+
+
+def diagonal(call: Call, corner: str) -> torch.Tensor:
+    """At which key row 0 has its diagonal, (1 or batch, 1, 1, 1): 0 for `upper_left`, else how many keys exist less
+    q_len. Rules: `mask.causal-lower-right`, `key-lengths.causal`, `window.corner`."""
+    end = ends(call, call.key.shape[2])
+    return end - call.query.shape[2] if corner == "lower_right" else torch.zeros_like(end)
+
+
+def other_diagonal(call: Call, corner: str) -> torch.Tensor:
+    """The diagonal of the corner that is not declared."""
+    return diagonal(call, "upper_left" if corner == "lower_right" else "lower_right")
+
+
+def triangle(row: torch.Tensor, key: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """The slots that `is_causal` lets take part, bool; offset: as from `diagonal`.
 
     row: (q_len, 1) and key: (k_len,) are positions. Rules: `mask.causal-upper-left`, `mask.causal-lower-right`.
     """
     return key <= row + offset
 
 
-def window(row: torch.Tensor, key: torch.Tensor, offset: int, size: tuple[int, int]) -> torch.Tensor:
+def window(row: torch.Tensor, key: torch.Tensor, offset: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """The slots that a window lets take part, bool; arguments as of `triangle`, size: (left, right). Rules:
     `window.bounds`, `window.corner`."""
     left, right = (key.numel() + row.numel() if side == -1 else side for side in size)
@@ -140,8 +162,11 @@ class Steps:
     bias: Callable[[torch.Tensor, float], torch.Tensor | float] = bias
     position: Callable[[Call, Shape], torch.Tensor | float] = position
     kept: Callable[[torch.Tensor], torch.Tensor] = kept
-    triangle: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = triangle
-    window: Callable[[torch.Tensor, torch.Tensor, int, tuple[int, int]], torch.Tensor] = window
+    exist: Callable[[Call, int], torch.Tensor] = exist
+    diagonal: Callable[[Call, str], torch.Tensor] = diagonal
+    window_diagonal: Callable[[Call, str], torch.Tensor] = diagonal
+    triangle: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = triangle
+    window: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor] = window
     visible: Callable[[torch.Tensor | None, torch.Tensor | None, torch.Tensor], torch.Tensor] = visible
     hide: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = hide
     sink: Callable[[Call, torch.Tensor], torch.Tensor] = sink
@@ -178,7 +203,7 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
     Raises NoPrediction where a replaced step does not say what comes of the call.
     """
     scale = steps.scale(call)
-    offset = call.key.shape[2] - call.query.shape[2] if corner == "lower_right" else 0
+    offset, window_offset = steps.diagonal(call, corner), steps.window_diagonal(call, corner)
     call = steps.inputs(call)
     batch, q_heads, q_len, _ = call.query.shape
     query = call.query.double()
@@ -194,8 +219,10 @@ def attend(call: Call, corner: str, steps: Steps) -> Trace:
     biased = steps.cap_all(biased, call.softcap) if call.softcap else biased
     positions = torch.arange(q_len)[:, None], torch.arange(k_len)
     slots = torch.ones(shape, dtype=torch.bool)
+    if call.key_lengths is not None:
+        slots = slots & steps.exist(call, k_len)
     if call.window_size is not None:
-        slots = slots & steps.window(*positions, offset, call.window_size)
+        slots = slots & steps.window(*positions, window_offset, call.window_size)
     seen = steps.visible(
         None if mask is None else steps.kept(mask),
         steps.triangle(*positions, offset) if call.is_causal else None,

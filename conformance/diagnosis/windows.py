@@ -10,13 +10,13 @@ from attnspec.conformance.diagnosis import steps as right
 from attnspec.conformance.diagnosis.mistake import Mistake, causal_and_windowed, windowed
 from attnspec.conformance.diagnosis.steps import NoPrediction, Steps
 
-Window = Callable[[torch.Tensor, torch.Tensor, int, tuple[int, int]], torch.Tensor]
+Window = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]
 
 
 def longer(left: int, after: int) -> Window:
     """A window whose bounded sides are longer by these numbers of keys."""
 
-    def window(row: torch.Tensor, key: torch.Tensor, offset: int, size: tuple[int, int]) -> torch.Tensor:
+    def window(row: torch.Tensor, key: torch.Tensor, offset: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         sides = [side if side == -1 else side + more for side, more in zip(size, (left, after), strict=True)]
         if any(side == -1 != given for side, given in zip(sides, size, strict=True)):
             raise NoPrediction  # less than none
@@ -25,12 +25,7 @@ def longer(left: int, after: int) -> Window:
     return window
 
 
-def other_corner(row: torch.Tensor, key: torch.Tensor, offset: int, size: tuple[int, int]) -> torch.Tensor:
-    """The window at the corner that is not declared."""
-    return right.window(row, key, key.numel() - row.numel() - offset, size)
-
-
-def swapped(row: torch.Tensor, key: torch.Tensor, offset: int, size: tuple[int, int]) -> torch.Tensor:
+def swapped(row: torch.Tensor, key: torch.Tensor, offset: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Left taken for right."""
     return right.window(row, key, offset, (size[1], size[0]))
 
@@ -51,7 +46,8 @@ WINDOWS = (
               Steps(window=longer(-left, -after)), form) for form, (left, after) in ONE_OFF.items()),
     *(Mistake("window-one-long", "the window is a key too long", windowed,
               Steps(window=longer(left, after)), form) for form, (left, after) in ONE_OFF.items()),
-    Mistake("window-other-corner", "the window is aligned to the other corner", windowed, Steps(window=other_corner)),
+    Mistake("window-other-corner", "the window is aligned to the other corner", windowed,
+            Steps(window_diagonal=right.other_diagonal)),
     Mistake("window-swapped", "the left and the right side of the window are swapped", windowed,
             Steps(window=swapped)),
 )  # fmt: skip

@@ -43,7 +43,7 @@ TOLD_BY = {  # a feature, and what an argument must name for the kernel to know 
     "alibi_slopes": ("alibi_slopes",),
     "softcap": ("softcap",),
 }
-NEVER = ("backward", "dropout_p")  # what no description can ask of a kernel
+NEVER = ("backward", "grad_alibi_slopes", "dropout_p")  # what no description can ask of a kernel
 ALWAYS = ("kv_broadcast",)  # what the tensors are laid out for before a launch
 RANKS = tuple(f"attn_mask.rank{rank}" for rank in (1, 2, 3, 4))
 

@@ -15,7 +15,7 @@ from attnspec.implementations.torch_eager import broadcast_mask, check_call
 from attnspec.spec.capabilities import FEATURES, Capabilities
 from attnspec.spec.errors import InputError, Unavailable
 
-ABSENT = ("sinks", "alibi_slopes", "softcap", "dropout_p")
+ABSENT = ("sinks", "alibi_slopes", "grad_alibi_slopes", "softcap", "dropout_p")
 SEED = "ATTNSPEC_CUDA_SEED"
 
 

@@ -17,6 +17,7 @@ from attnspec.spec.errors import InputError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_DIM = 256
+ABSENT = ("dropout_p", "grad_alibi_slopes")
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
@@ -75,7 +76,7 @@ class TritonFlash:
         self.tile = tile
         self.split_keys = split_keys
         self.capabilities = Capabilities(
-            features=tuple(feature for feature in FEATURES if feature != "dropout_p"),
+            features=tuple(feature for feature in FEATURES if feature not in ABSENT),
             dtypes=("float32", "float16", "bfloat16"),
             head_dims=(1, LARGEST_DIM),
             causal_alignment=causal_alignment,

@@ -1,7 +1,8 @@
-"""ALiBi in exact arithmetic: its slopes correctly rounded, and its bias as numbers that float64 holds exactly.
+"""ALiBi in exact arithmetic: its slopes correctly rounded, and its bias.
 
-A kernel is given slopes as numbers, so the truth of a call is the exact attention under the exact bias. Slope times
-distance fits into float64 without rounding for slopes of float32 (24 bits) and distances below 2^29.
+A kernel is given slopes as numbers, so the truth of a call is the exact attention under the exact bias, slope times
+distance. Float64 holds it for slopes of float32 (24 bits) and distances below 2^29; dyadic numbers hold it always, and
+its sum with another bias.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from flint import arb
+from flint import arb, fmpz_mat
 from numpy.typing import NDArray
 
+from attnspec.reference.exact.dyadic import DyadicMatrix
 from attnspec.reference.exact.precision import first_precision, until_decided
 from attnspec.reference.exact.rounding import round_ball, round_to
 from attnspec.spec.dtypes import FLOAT64, Format
@@ -69,31 +71,12 @@ def distance(
     return np.abs(signed) if form == "symmetric" else signed
 
 
-def with_mask(
-    alibi_slopes: NDArray[np.floating],
-    shape: tuple[int, ...],
-    *,
-    form: str,
-    alignment: str,
-    key_lengths: NDArray[np.integer] | None = None,
-    attn_mask: NDArray[np.bool_] | NDArray[np.floating] | None = None,
-) -> NDArray[np.float64]:
-    """Return the bias of ALiBi and an attn_mask as one additive mask, exactly: (batch, q_heads, q_len, k_len) = shape.
-
-    Hidden slots hold -inf. Raises InputError where float64 does not hold a sum of the two.
-    """
-    positions = bias(alibi_slopes, distance(shape[2], shape[3], form, alignment, key_lengths))
-    added = np.broadcast_to(positions, shape)
-    if attn_mask is None:
-        return added.copy()
-    mask = np.broadcast_to(attn_mask, shape)
-    if mask.dtype == np.bool_:
-        return np.where(mask, added, -np.inf)
-    total: NDArray[np.float64] = np.where(mask == -np.inf, -np.inf, added + mask)
-    for x, y, z in zip(added.flat, mask.flat, total.flat, strict=True):
-        if np.isfinite(z) and Fraction(float(x)) + Fraction(float(y)) != Fraction(float(z)):
-            raise InputError(f"alibi {x} and mask {y} have no sum in float64: use numbers of fewer bits")
-    return total
+def exact_bias(slope: float, distances: NDArray[np.integer]) -> DyadicMatrix:
+    """Return minus slope times distance of one head, (q_len, k_len), for any finite slope. Rule `alibi.bias`."""
+    numerator, denominator = float(slope).as_integer_ratio()  # a power of two
+    rows, columns = distances.shape
+    products = [-numerator * far for far in distances.ravel().tolist()]
+    return DyadicMatrix(fmpz_mat(rows, columns, products), 1 - denominator.bit_length())
 
 
 def _power_of_two(exponent: Fraction, fmt: Format) -> float:

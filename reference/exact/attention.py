@@ -37,6 +37,9 @@ def attention(
     sinks: NDArray[np.floating] | None = None,
     window_size: tuple[int, int] | None = None,
     softcap: float | None = None,
+    alibi_slopes: NDArray[np.floating] | None = None,
+    alibi_form: str = "symmetric",
+    alibi_alignment: str = UPPER_LEFT,
     rounded_to: Format = FLOAT64,
 ) -> ExactResult:
     """Return attention and its log-sum-exp, each entry the true real number rounded once to `rounded_to`.
@@ -50,6 +53,8 @@ def attention(
     sinks: (q_heads,), a score of each head that joins every row's softmax and has no value; -inf is none.
     window_size: (left, right), the keys around the diagonal that a row sees, -1 for an open side; None is all.
     softcap: c of c tanh(s / c), taken of the scaled scores before the bias; 0 and None are none.
+    alibi_slopes: (q_heads,) or (batch, q_heads), by how much a score falls with the distance from the diagonal of
+    alibi_alignment, of the form alibi_form; None is none.
     scale: None is the real number 1/sqrt(head_dim), another is its exact float64 value.
     A row that sees no key has output 0 and lse -inf; zeros are +0. lse is the natural logarithm.
 
@@ -57,8 +62,8 @@ def attention(
     where PRECISION_CAP bits do not prove a rounding. Rules `attention.scale-default`, `mask.bias-then-mask`,
     `mask.hidden-values`, `mask.hidden-nan`, `mask.causal-upper-left`, `mask.causal-lower-right`,
     `mask.fully-masked-row`, `grouped.head-map`, `softmax.lse`, `key-lengths.visible`, `key-lengths.absent`,
-    `key-lengths.causal`, `key-lengths.zero`, `window.bounds`, `window.combine`, `sinks.weight`, `sinks.lse`. Source:
-    Vaswani et al. 2017, section 3.2.1.
+    `key-lengths.causal`, `key-lengths.zero`, `window.bounds`, `window.combine`, `sinks.weight`, `sinks.lse`,
+    `alibi.bias`, `alibi.form`, `alibi.offset`. Source: Vaswani et al. 2017, section 3.2.1.
     """
     given = checked_input(
         query,
@@ -71,6 +76,9 @@ def attention(
         key_lengths=key_lengths,
         sinks=sinks,
         window_size=window_size,
+        alibi_slopes=alibi_slopes,
+        alibi_form=alibi_form,
+        alibi_alignment=alibi_alignment,
     )
     factor = scale_of(checked_scale(scale), given.query.shape[3])
     cap = checked_softcap(softcap)

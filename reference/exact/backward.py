@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from flint import fmpq, fmpq_mat
 from numpy.typing import NDArray
 
 from attnspec.reference.exact.dropout import keep_factor
+from attnspec.reference.exact.entries import Entries, of_mask, of_sinks, of_slopes
 from attnspec.reference.exact.gradient_ties import Addend, factor_ball, settle
 from attnspec.reference.exact.head_gradient import Balls, HeadGradient, ball_matrix, entries, exact, zeros
 from attnspec.reference.exact.inputs import FLOAT_DTYPES, AttentionInput, checked_input, checked_scale, checked_softcap
@@ -28,14 +28,14 @@ Addends = Callable[..., Iterator[Addend]]
 @dataclass(frozen=True)
 class ExactGradients:
     """The true gradients, rounded once, each of the shape of its input; attn_mask is None for a bool mask or none,
-    sinks
-    for none."""
+    sinks and alibi_slopes for none."""
 
     query: NDArray[np.float64]
     key: NDArray[np.float64]
     value: NDArray[np.float64]
     attn_mask: NDArray[np.float64] | None
     sinks: NDArray[np.float64] | None
+    alibi_slopes: NDArray[np.float64] | None
 
 
 def backward(
@@ -56,20 +56,25 @@ def backward(
     dropout_p: float = 0.0,
     keep: NDArray[np.bool_] | None = None,
     softcap: float | None = None,
+    alibi_slopes: NDArray[np.floating] | None = None,
+    alibi_form: str = "symmetric",
+    alibi_alignment: str = UPPER_LEFT,
     rounded_to: Format = FLOAT64,
 ) -> ExactGradients:
-    """Return the gradients of a loss by query, key, value, an additive attn_mask and sinks, each rounded once.
+    """Return the gradients of a loss by query, key, value, an additive attn_mask, sinks and slopes, each rounded
+    once.
 
-    query to value and attn_mask to key_lengths are those of `attnspec.reference.exact.attention`. grad_output:
-    gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
-    lse, (batch, q_heads, q_len), None for 0; float16, float32 or float64, read as exact numbers. dropout_p, keep: those
-    of `attnspec.reference.exact.dropout.dropped_attention`; None for no dropout. Rows that see no key and slots that
-    are hidden add 0; zeros are +0.
+    query to value, attn_mask to window_size and softcap to alibi_alignment are those of
+    `attnspec.reference.exact.attention`. grad_output: gradient of the loss with respect to the output, (batch, q_heads,
+    q_len, value_dim); grad_lse: with respect to the lse, (batch, q_heads, q_len), None for 0; float16, float32 or
+    float64, read as exact numbers. dropout_p, keep: those of `attnspec.reference.exact.dropout.dropped_attention`; None
+    for no dropout. Rows that see no key and slots that are hidden add 0; zeros are +0.
 
     Raises InputError for arguments that do not fit and for a NaN or an infinity that takes part, UndecidedError where
     PRECISION_CAP bits do not prove a rounding (module `gradient_ties` says which entries can come to that). Rules
     `backward.query`, `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.grouped`,
-    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`, `backward.dropout`.
+    `backward.broadcast`, `backward.empty-row`, `backward.hidden`, `backward.matches-forward`, `backward.dropout`,
+    `sinks.gradient`, `alibi.gradient`.
     Source: Dao et al. 2022 (FlashAttention), appendix B.2.
     """
     given = checked_input(
@@ -83,6 +88,9 @@ def backward(
         key_lengths=key_lengths,
         sinks=sinks,
         window_size=window_size,
+        alibi_slopes=alibi_slopes,
+        alibi_form=alibi_form,
+        alibi_alignment=alibi_alignment,
     )
     seeing = np.asarray(given.visible.any(axis=-1))  # (batch, q_heads, q_len)
     grad_output = _checked_gradient("grad_output", grad_output, given.output_shape, seeing[..., None])
@@ -97,56 +105,34 @@ def backward(
         )
         for b, h in np.ndindex(lse_shape[:2])
     }
-    slots = given.visible.shape if sinks is None else (*given.visible.shape[:3], given.visible.shape[3] - 1)
-    additive = attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_
-    mask = entries_of(np.shape(attn_mask), slots, given.visible.shape) if additive else None  # type: ignore[arg-type]
-    sink = None if sinks is None else sink_entries_of(given.visible.shape)
-    gradient = _CallGradient(given, heads, factor, mask, sink)
+    seen = given.visible.shape  # (batch, q_heads, q_len, k_len), with sinks one key more
+    terms: dict[str, Entries] = {}
+    if attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_:
+        slots = seen if sinks is None else (*seen[:3], seen[3] - 1)
+        terms["attn_mask"] = of_mask(np.shape(attn_mask), slots, seen)
+    if sinks is not None:
+        terms["sinks"] = of_sinks(seen)
+    if alibi_slopes is not None and given.distance is not None:
+        terms["alibi_slopes"] = of_slopes(np.shape(alibi_slopes), given.distance, seen)
+    gradient = _CallGradient(given, heads, factor, terms)
     return gradient.rounded_by_balls(rounded_to) if cap else gradient.rounded(rounded_to)
 
 
 @dataclass(frozen=True)
-class Entries:
-    """Which entry of an additive term each slot (batch, q_heads, q_len, keys) reads, counted in row-major order, -1 for
-    none. shape: of the term."""
-
-    shape: tuple[int, ...]
-    of_slot: NDArray[np.intp]
-
-
-def entries_of(shape: tuple[int, ...], slots: tuple[int, ...], seen: tuple[int, ...]) -> Entries:
-    """Return the entries of a mask of this shape, which broadcasts to `slots`; the keys of `seen` beyond read none."""
-    numbered = np.arange(math.prod(shape)).reshape(shape)
-    of_slot = np.full(seen, -1, dtype=np.intp)
-    of_slot[..., : slots[3]] = np.broadcast_to(numbered, slots)
-    return Entries(shape, of_slot)
-
-
-def sink_entries_of(seen: tuple[int, ...]) -> Entries:
-    """Return the entries of the sinks, (q_heads,): the last key of every row of a head reads the head's."""
-    of_slot = np.full(seen, -1, dtype=np.intp)
-    of_slot[..., -1] = np.arange(seen[1])[:, None]
-    return Entries((seen[1],), of_slot)
-
-
-@dataclass(frozen=True)
 class _CallGradient:
-    """All heads of a call. mask, sinks: the entries of the additive terms, None where there is none. With sinks, the
-    last key is that of the sink."""
+    """All heads of a call. terms: the additive terms of the scores, by name. With sinks, the last key is that of the
+    sink."""
 
     given: AttentionInput
     heads: dict[tuple[int, int], HeadGradient]
     scale: Scale
-    mask: Entries | None
-    sinks: Entries | None
+    terms: dict[str, Entries]
 
     def rounded(self, fmt: Format) -> ExactGradients:
         """Return the gradients, rounded to `fmt`: in balls first, the entries that stay open by an exact argument."""
         start = first_precision(fmt, self.given.visible.size)
         with working_precision(start):
-            query, key, value, mask, sinks = self._balls()
-            if self.sinks is not None:
-                key, value = key[:, :, :-1], value[:, :, :-1]
+            found = self._balls()
 
             def settled(name: str, balls: Balls, addends: Addends, factor: Scale) -> NDArray[np.float64]:
                 numbers = [round_ball(ball, fmt) for ball in balls.ravel().tolist()]
@@ -156,13 +142,13 @@ class _CallGradient:
                         numbers[n] = settle(addends(*index), factor, self.scale.radicand, fmt, start, what)
                 return np.array(numbers, dtype=np.float64).reshape(balls.shape)
 
-            return ExactGradients(
-                query=settled("query", query, self._query_addends, self.scale),
-                key=settled("key", key, self._key_addends, self.scale),
-                value=settled("value", value, self._value_addends, ONE),
-                attn_mask=None if mask is None else settled("attn_mask", mask, self._addends_of(self.mask), ONE),
-                sinks=None if sinks is None else settled("sinks", sinks, self._addends_of(self.sinks), ONE),
-            )
+            inputs = {
+                "query": (self._query_addends, self.scale),
+                "key": (self._key_addends, self.scale),
+                "value": (self._value_addends, ONE),
+            }
+            of_terms = {name: (self._addends_of(term), ONE) for name, term in self.terms.items()}
+            return _gradients({name: settled(name, found[name], *how) for name, how in (inputs | of_terms).items()})
 
     def rounded_by_balls(self, fmt: Format) -> ExactGradients:
         """Return the gradients, rounded to `fmt`, by balls alone: all of them again, twice as narrow, until each one is
@@ -171,40 +157,33 @@ class _CallGradient:
         while True:
             with working_precision(bits):
                 found = self._balls()
-                if self.sinks is not None:
-                    query, key, value, *terms = found
-                    found = (query, key[:, :, :-1], value[:, :, :-1], *terms)  # type: ignore[assignment]
-                rounded = [
-                    None if balls is None else [round_ball(ball, fmt) for ball in balls.ravel().tolist()]
-                    for balls in found
-                ]
-            if not any(numbers is not None and None in numbers for numbers in rounded):
+                rounded = {name: [round_ball(ball, fmt) for ball in x.ravel().tolist()] for name, x in found.items()}
+            if not any(None in numbers for numbers in rounded.values()):
                 break
             if bits >= PRECISION_CAP:
                 raise UndecidedError(f"gradients of capped scores: not decided at {bits} bits")
             bits = min(2 * bits, PRECISION_CAP)
-        arrays = [
-            None if balls is None else np.array(numbers, dtype=np.float64).reshape(balls.shape)
-            for balls, numbers in zip(found, rounded, strict=True)
-        ]
-        return ExactGradients(*arrays)  # type: ignore[arg-type]
+        return _gradients(
+            {name: np.array(rounded[name], dtype=np.float64).reshape(balls.shape) for name, balls in found.items()}
+        )
 
-    def _balls(self) -> tuple[Balls, Balls, Balls, Balls | None, Balls | None]:
-        """Return the gradients of query, key, value, attn_mask and sinks as balls of the working precision."""
+    def _balls(self) -> dict[str, Balls]:
+        """Return the gradients as balls of the working precision, by name."""
         query, key, value = (zeros(x.shape) for x in (self.given.query, self.given.key, self.given.value))
-        mask, sinks = (None if term is None else zeros(term.shape) for term in (self.mask, self.sinks))
+        totals = {name: zeros(term.shape) for name, term in self.terms.items()}
         for (b, h), head in self.heads.items():
             weights, grad_scores, grad_scaled = head.weights_and_grad_scores()
             source = self._source(b, h)
             query[b, h] = entries(grad_scaled * ball_matrix(head.given.key))
             key[source] += entries(grad_scaled.transpose() * ball_matrix(head.given.query))
             value[source] += entries(weights.transpose() * ball_matrix(head.grad_output))
-            for term, total in ((self.mask, mask), (self.sinks, sinks)):
-                if term is not None and total is not None:
-                    reads = term.of_slot[b, h] >= 0
-                    np.add.at(total.reshape(-1), term.of_slot[b, h][reads], entries(grad_scores)[reads])
+            for name, term in self.terms.items():
+                reads = term.of_slot[b, h] >= 0
+                added = entries(grad_scores)[reads] * term.factor[b, h][reads].astype(np.object_)
+                np.add.at(totals[name].reshape(-1), term.of_slot[b, h][reads], added)
         factor = factor_ball(self.scale)
-        return query * factor, key * factor, value, mask, sinks
+        keys = slice(0, -1 if "sinks" in self.terms else None)  # all but the sink's
+        return {"query": query * factor, "key": key[:, :, keys] * factor, "value": value[:, :, keys], **totals}
 
     def _source(self, batch: int, head: int) -> tuple[int, int]:
         """Return the batch and head of key and value that a query head reads (rule `grouped.head-map`)."""
@@ -232,18 +211,22 @@ class _CallGradient:
         for reader, row in self._readers(kv_batch, kv_head, key):
             yield reader.of_weights(row, {key: exact(reader.grad_output[row, column])})
 
-    def _addends_of(self, term: Entries | None) -> Addends:
+    def _addends_of(self, term: Entries) -> Addends:
         """Return what the rows add to the entries of an additive term."""
-        assert term is not None
 
         def addends(*index: int) -> Iterator[Addend]:
             entry = np.ravel_multi_index(index, term.shape) if index else 0
-            slots = (term.of_slot == entry) & self.given.visible
+            slots = (term.of_slot == entry) & (term.factor != 0) & self.given.visible
             for b, h, row in np.argwhere(slots.any(axis=-1)).tolist():
                 keys = np.flatnonzero(slots[b, h, row]).tolist()
-                yield self.heads[b, h].of_scores(row, dict.fromkeys(keys, exact(1.0)))
+                yield self.heads[b, h].of_scores(row, {j: fmpq(int(term.factor[b, h, row, j])) for j in keys})
 
         return addends
+
+
+def _gradients(found: dict[str, NDArray[np.float64]]) -> ExactGradients:
+    """Return gradients by name, None for the terms that a call does not have."""
+    return ExactGradients(**dict.fromkeys(("attn_mask", "sinks", "alibi_slopes")) | found)  # type: ignore[arg-type]
 
 
 def _checked_gradient(

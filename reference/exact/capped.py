@@ -17,6 +17,7 @@ import numpy as np
 from flint import arb, fmpz
 from numpy.typing import NDArray
 
+from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
 from attnspec.reference.exact.scale import Scale
 from attnspec.reference.exact.scores import Score, Scores, exact_scores
 
@@ -71,16 +72,18 @@ def capped_scores(
     bias: NDArray[np.float64] | None,
     scale: Scale,
     softcap: float,
+    positions: DyadicMatrix | None = None,
 ) -> CappedScores:
-    """Return the scores of one head, c tanh(scale * q.k / c) + bias; arguments: `scores.exact_scores`.
+    """Return the scores of one head, c tanh(scale * q.k / c) + bias + positions; arguments: `scores.exact_scores`.
 
     softcap: above 0, its exact float64 value. Rules: `softcap.scores`, `softcap.bias`.
     """
     scaled = exact_scores(query, key, None, scale)
-    biases = np.zeros((len(query), len(key))) if bias is None else bias
+    biases = dyadic_matrix(np.zeros((len(query), len(key))) if bias is None else bias)
+    biases = biases if positions is None else biases.plus(positions)
     rows = [
-        [(x, y, Fraction(b)) for (x, y), b in zip(pairs, row, strict=True)]
-        for pairs, row in zip(scaled.rows, biases.tolist(), strict=True)
+        [(x, y, b) for (x, y), b in zip(pairs, row, strict=True)]
+        for pairs, row in zip(scaled.rows, biases.fractions(), strict=True)
     ]
     return CappedScores(rows, scaled, Fraction(softcap))
 

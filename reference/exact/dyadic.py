@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from flint import fmpz_mat
@@ -19,6 +20,17 @@ class DyadicMatrix:
     def times_transposed(self, other: DyadicMatrix) -> DyadicMatrix:
         """Return self times the transpose of other: (rows, inner), (columns, inner) to (rows, columns)."""
         return DyadicMatrix(self.integers * other.integers.transpose(), self.exponent + other.exponent)
+
+    def plus(self, other: DyadicMatrix) -> DyadicMatrix:
+        """Return the sum of two matrices of one shape."""
+        exponent = min(self.exponent, other.exponent)
+        left, right = (x.integers * (1 << (x.exponent - exponent)) for x in (self, other))
+        return DyadicMatrix(left + right, exponent)
+
+    def fractions(self) -> list[list[Fraction]]:
+        """Return the rows as rational numbers."""
+        unit = Fraction(2) ** self.exponent
+        return [[int(x) * unit for x in row] for row in self.integers.table()]
 
 
 def dyadic_matrix(array: NDArray[np.float64]) -> DyadicMatrix:

@@ -24,7 +24,8 @@ class HeadInput:
     """What one query head sees: finite numbers, and which keys each query may see.
 
     query: (q_len, head_dim); key: (k_len, head_dim); value: (k_len, value_dim); bias: (q_len, k_len) or None; float64.
-    visible: (q_len, k_len) bool. Hidden slots of the bias are 0.
+    visible: (q_len, k_len) bool. Hidden slots of the bias are 0. positions: what ALiBi adds to the scores, (q_len,
+    k_len), None for nothing.
     """
 
     query: NDArray[np.float64]
@@ -32,6 +33,7 @@ class HeadInput:
     value: NDArray[np.float64]
     bias: NDArray[np.float64] | None
     visible: NDArray[np.bool_]
+    positions: DyadicMatrix | None = None
 
 
 def attend(
@@ -64,8 +66,8 @@ def attend(
 def scores_of(head: HeadInput, scale: Scale, softcap: float) -> HeadScores:
     """Return the scores of a head; softcap: 0 for none."""
     if softcap:
-        return capped_scores(head.query, head.key, head.bias, scale, softcap)
-    return exact_scores(head.query, head.key, head.bias, scale)
+        return capped_scores(head.query, head.key, head.bias, scale, softcap, head.positions)
+    return exact_scores(head.query, head.key, head.bias, scale, head.positions)
 
 
 def _first_try(

@@ -9,8 +9,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnspec.reference.exact.alibi import distance, exact_bias
 from attnspec.reference.exact.head import HeadInput
-from attnspec.reference.exact.visibility import causal_visible, window_visible
+from attnspec.reference.exact.visibility import UPPER_LEFT, causal_visible, window_visible
 from attnspec.spec.errors import InputError
 
 FLOAT_DTYPES = ("float16", "float32", "float64")
@@ -24,7 +25,8 @@ class AttentionInput:
     """The arrays of one call, checked and in float64, with key and value not yet repeated over batch or heads.
 
     query: (batch, q_heads, q_len, head_dim); key: (kv_batch, kv_heads, k_len, head_dim); value: (kv_batch, kv_heads,
-    k_len, value_dim); visible: (batch, q_heads, q_len, k_len) bool; bias: the same shape, or None.
+    k_len, value_dim); visible: (batch, q_heads, q_len, k_len) bool; bias: the same shape, or None. slopes, distance:
+    of ALiBi, (batch, q_heads) and (batch, q_len, k_len) integers, or None.
     """
 
     query: NDArray[np.float64]
@@ -32,6 +34,8 @@ class AttentionInput:
     value: NDArray[np.float64]
     bias: NDArray[np.float64] | None
     visible: NDArray[np.bool_]
+    slopes: NDArray[np.float64] | None = None
+    distance: NDArray[np.int64] | None = None
 
     @property
     def output_shape(self) -> tuple[int, int, int, int]:
@@ -50,12 +54,16 @@ class AttentionInput:
         visible = self.visible[batch, head]  # (q_len, k_len)
         seeing, seen = visible.any(axis=1), visible.any(axis=0)
         at = f"batch {batch}, head {head}"
+        positions = None
+        if self.slopes is not None and self.distance is not None:
+            positions = exact_bias(self.slopes[batch, head], self.distance[batch])
         return HeadInput(
             query=_finite_where(self.query[batch, head], seeing[:, None], f"query ({at})"),
             key=_finite_where(self.key[source], seen[:, None], f"key (read by {at})"),
             value=_finite_where(self.value[source], seen[:, None], f"value (read by {at})"),
             bias=None if self.bias is None else _finite_where(self.bias[batch, head], visible, f"attn_mask ({at})"),
             visible=visible,
+            positions=positions,
         )
 
 
@@ -71,13 +79,17 @@ def checked_input(
     key_lengths: NDArray[np.integer] | None = None,
     sinks: NDArray[np.floating] | None = None,
     window_size: tuple[int, int] | None = None,
+    alibi_slopes: NDArray[np.floating] | None = None,
+    alibi_form: str = "symmetric",
+    alibi_alignment: str = UPPER_LEFT,
 ) -> AttentionInput:
     """Return the arrays of a call as float64, with the slots that each query may see.
 
     causal_alignment: of causal triangle and window. key_lengths: (batch,); the call of a batch element is that of its
     first keys alone, so its causal corner lies at its own last key (rules `key-lengths.visible`,
     `key-lengths.causal`). sinks: (q_heads,), each of which becomes one more key, the last one: its score is the sink
-    and its value 0 (rule `sinks.weight`). Raises InputError for dtypes, shapes, lengths or a window that do not fit.
+    and its value 0 (rule `sinks.weight`). alibi_slopes: (q_heads,) or (batch, q_heads), of the form alibi_form at the
+    corner alibi_alignment. Raises InputError for dtypes, shapes, lengths, slopes or a window that do not fit.
     """
     q, k, v = _floats("query", query), _floats("key", key), _floats("value", value)
     _check_shapes(q, k, v)
@@ -99,7 +111,13 @@ def checked_input(
         else:
             bias = _broadcast_mask(_floats("attn_mask", mask), shape)
             visible = visible & (bias != -math.inf)
-    given = AttentionInput(q, k, v, bias, visible)
+    slopes = far = None
+    if alibi_slopes is not None:
+        slopes = _checked_slopes(alibi_slopes, shape[0], shape[1])
+        lengths = None if key_lengths is None else np.asarray(key_lengths)
+        one_or_all = distance(shape[2], shape[3], alibi_form, alibi_alignment, lengths)
+        far = np.broadcast_to(one_or_all[:, 0], (shape[0], *shape[2:]))
+    given = AttentionInput(q, k, v, bias, visible, slopes, far)
     return given if sinks is None else _with_sinks(given, _floats("sinks", sinks))
 
 
@@ -120,6 +138,8 @@ def _with_sinks(given: AttentionInput, sinks: NDArray[np.float64]) -> AttentionI
         value=value,
         bias=np.concatenate([bias, column], axis=-1),
         visible=np.concatenate([given.visible, column != -math.inf], axis=-1),
+        slopes=given.slopes,
+        distance=None if given.distance is None else np.pad(given.distance, ((0, 0), (0, 0), (0, 1))),
     )
 
 
@@ -195,6 +215,15 @@ def checked_lengths(key_lengths: NDArray[np.integer] | None, batch: int, k_len: 
         if length < 0 or length > k_len:
             raise InputError(f"key_lengths holds {length} at {place}: use 0 to {k_len}, the number of keys")
     return lengths
+
+
+def _checked_slopes(alibi_slopes: NDArray[np.floating], batch: int, q_heads: int) -> NDArray[np.float64]:
+    """Return the slopes as (batch, q_heads). Raises InputError for another shape or dtype, or one that is not finite
+    (rule `alibi.shape`)."""
+    slopes = _floats("alibi_slopes", alibi_slopes)
+    if slopes.shape not in ((q_heads,), (batch, q_heads)):
+        raise InputError(f"alibi_slopes has shape {slopes.shape}: use ({q_heads},) or ({batch}, {q_heads})")
+    return finite("alibi_slopes", np.broadcast_to(slopes, (batch, q_heads)), 2)
 
 
 def _broadcast_mask(mask: NDArray[AnyNumber], shape: tuple[int, ...]) -> NDArray[AnyNumber]:

@@ -89,16 +89,21 @@ class Scores:
 
 
 def exact_scores(
-    query: NDArray[np.float64], key: NDArray[np.float64], bias: NDArray[np.float64] | None, scale: Scale
+    query: NDArray[np.float64],
+    key: NDArray[np.float64],
+    bias: NDArray[np.float64] | None,
+    scale: Scale,
+    positions: DyadicMatrix | None = None,
 ) -> Scores:
-    """Return the scores of one head, scale * q.k + bias, without rounding.
+    """Return the scores of one head, scale * q.k + bias + positions, without rounding.
 
-    query: (q_len, head_dim); key: (k_len, head_dim); bias: (q_len, k_len), natural units of the score, or None; all
-    finite. Bias is added after scaling.
+    query: (q_len, head_dim); key: (k_len, head_dim); bias and positions, that of ALiBi: (q_len, k_len), natural units
+    of the score, or None; all finite. Both are added after scaling.
     """
     products = dyadic_matrix(query).times_transposed(dyadic_matrix(key))  # (q_len, k_len)
     zeros = fmpz_mat(len(query), len(key))
     biases = DyadicMatrix(zeros, 0) if bias is None else dyadic_matrix(bias)
+    biases = biases if positions is None else biases.plus(positions)
     exponent = min(products.exponent, biases.exponent)
     scaled = products.integers * (scale.rational.numerator << (products.exponent - exponent))
     added = biases.integers * (scale.rational.denominator << (biases.exponent - exponent))

@@ -1,5 +1,5 @@
 """Faults of ALiBi: ignored, of the wrong sign, form, corner, head or batch element, in the wrong unit, not in both
-passes."""
+passes, and in the gradient of the slopes."""
 
 from mutants.house import Mutant
 
@@ -17,6 +17,12 @@ AGAIN = "again = scores_of(q, k, attn_mask, slopes, is_causal, scale, start)"
 RESHAPED = "alibi_slopes = alibi_slopes.reshape(-1, query.shape[1])"
 AHEAD = "ahead = torch.arange(k_len) - torch.arange(q_len)[:, None] - (k_len - q_len)"  # of `alibi_signed`
 SIGNED = "scores = scores + alibi_slopes.to(scores.dtype).reshape(-1, heads, 1, 1) * ahead"
+UPPER_LEFT, LOWER_RIGHT = 'return first["upper_left"]', 'return first["lower_right"]'  # of alibi_mixed, _from_the_end
+CORNERS = "causal-geometry/causal-top-left-vs-bottom-right"
+DSLOPES = "dslopes -= (ds * distance).sum((2, 3))"  # of `alibi_learned`
+FAR = "distance = (rows - torch.arange(k.shape[2])[keys]).abs()"
+SUMMED = "dslopes = dslopes.sum_to_size(slopes.shape)"
+LAST, LOST = "backward/dbias-broadcast-last-writer", "none public: a gradient left out"
 
 MUTANTS = (
     Mutant("alibi-ignored", "alibi_flash", ADDED, "pass", IGNORED, BIAS, "alibi-dropped"),
@@ -82,4 +88,44 @@ MUTANTS = (
            "none public: one slope is spread over all heads", SHAPE,
            also=((RESHAPED,
            "alibi_slopes = alibi_slopes.reshape(-1, alibi_slopes.shape[-1] if alibi_slopes.ndim else 1)"),)),
+    Mutant("alibi-from-the-causal-lower-right", "alibi_mixed", UPPER_LEFT, LOWER_RIGHT, CORNERS, OFFSET,
+           "alibi-other-corner"),
+    Mutant("alibi-from-the-causal-upper-left", "alibi_from_the_end", LOWER_RIGHT, UPPER_LEFT, CORNERS, OFFSET,
+           "alibi-other-corner"),
+    Mutant("alibi-from-the-longest-length", "alibi_from_the_end", LOWER_RIGHT, 'return first["lower_right"].max()',
+           CORNERS, OFFSET),
+    Mutant("slopes-gradient-missing", "alibi_learned", DSLOPES, "pass", LOST, GRADIENT),
+    Mutant("slopes-gradient-negated", "alibi_learned", DSLOPES, "dslopes += (ds * distance).sum((2, 3))", SIGN,
+           GRADIENT),
+    Mutant("slopes-gradient-halved", "alibi_learned", DSLOPES, "dslopes -= 0.5 * (ds * distance).sum((2, 3))", UNIT,
+           GRADIENT),
+    Mutant("slopes-gradient-scaled", "alibi_learned", DSLOPES, "dslopes -= scale * (ds * distance).sum((2, 3))", UNIT,
+           GRADIENT),
+    Mutant("slopes-gradient-without-distance", "alibi_learned", DSLOPES, "dslopes -= ds.sum((2, 3))",
+           "none public: that of a constant bias", GRADIENT),
+    Mutant("slopes-gradient-of-the-last-tile", "alibi_learned", DSLOPES, "dslopes = -(ds * distance).sum((2, 3))",
+           LAST, GRADIENT),
+    Mutant("slopes-gradient-of-the-last-row", "alibi_learned", DSLOPES, "dslopes -= (ds * distance)[:, :, -1].sum(2)",
+           LAST, GRADIENT),
+    Mutant("slopes-gradient-from-the-other-corner", "alibi_learned", FAR,
+           "distance = (rows + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])[keys]).abs()", CORNERS, GRADIENT),
+    Mutant("slopes-gradient-of-the-other-form", "alibi_learned", FAR,
+           "distance = rows - torch.arange(k.shape[2])[keys]", "none public: the other form", GRADIENT),
+    Mutant("slopes-gradient-of-a-distance-in-a-tile", "alibi_learned", FAR,
+           "distance = (rows - torch.arange(TILE)[: k.shape[2] - start]).abs()",
+           "none public: a distance that begins again with each tile", GRADIENT),
+    Mutant("slopes-gradient-of-the-last-batch", "alibi_learned", SUMMED, "dslopes = dslopes[-len(slopes) :]", LAST,
+           GRADIENT),
+    Mutant("slopes-gradient-mean-of-the-batch", "alibi_learned", SUMMED,
+           f"{SUMMED} * len(slopes) / len(dslopes)", "none public: a mean for a sum", GRADIENT),
+    Mutant("slopes-gradient-summed-for-each-batch", "alibi_learned", SUMMED,
+           "dslopes = dslopes.sum(0, keepdim=True).expand(slopes.shape)", "none public: a sum too many", GRADIENT),
+    Mutant("slopes-gradient-summed-over-heads", "alibi_learned", SUMMED,
+           f"{SUMMED}.sum(1, keepdim=True).expand(slopes.shape)", "none public: one gradient for all heads", GRADIENT),
+    Mutant("slopes-gradient-of-key-heads", "alibi_learned", SUMMED,
+           f"group = q.shape[1] // key.shape[1]\n        {SUMMED}.unflatten(1, (-1, group)).sum(2)"
+           ".repeat_interleave(group, 1)", HEAD, GRADIENT),
+    Mutant("slopes-gradient-without-that-of-the-lse", "alibi_learned",
+           "delta = (do * output.to(lse.dtype)).sum(-1) - grad_lse", "delta = (do * output.to(lse.dtype)).sum(-1)",
+           LOST, GRADIENT),
 )  # fmt: skip
