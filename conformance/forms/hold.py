@@ -74,7 +74,8 @@ FORMS = {
     ),
     "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
     "latent": Form(
-        latent.run, latent.budgets, latent.AXES, latent.RULE, wrong_rule=latent.wrong_rule, refusals=latent.REFUSALS
+        latent.run, latent.budgets, latent.AXES, latent.RULE, wrong_rule=latent.wrong_rule, laws=latent.laws,
+        refusals=latent.REFUSALS,
     ),
     "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
     "alibi_bias": Form(
