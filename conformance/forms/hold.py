@@ -69,8 +69,8 @@ FORMS = {
     ),
     "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, wrong_rule=rope.wrong_rule, refusals=rope.REFUSALS),
     "quantised": Form(
-        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", laws=quantised.laws,
-        refusals=quantised.REFUSALS,
+        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", quantised.wrong_rule,
+        quantised.laws, quantised.REFUSALS,
     ),
     "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
     "latent": Form(
