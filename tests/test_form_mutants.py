@@ -40,6 +40,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "quantise_nearest": ("quantise", "fused"),
     "quantised": ("quantised", "fused"),
     "quantised_folded": ("quantised", "fused"),
+    "quantised_function": ("quantised", "fused"),
+    "quantised_eager": ("quantised", "eager"),
     "quantised_rounded": ("quantised", "eager"),
     "latent_expanded": ("latent", "fused"),
     "latent_absorbed": ("latent", "fused"),
@@ -65,6 +67,8 @@ LEAST_ERROR = dict.fromkeys((*EXACT, "quantise"), 0.0) | {"alibi_slopes": 0.001}
 REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(("multi-head-d-k", "multi-head-d-v"))}
 ALL_BUDGETS = {form: spec.budgets for form, spec in FORMS.items()}
 MUTANTS = [pytest.param(form, m, id=m.name) for form, table in FORM_FAMILIES.items() for m in table]
+ALONE = ("quantised-gradient-", "latent-absent-")  # faults that break one rule, and no other of the form
+TOLD = [pytest.param(form, m, id=m.name) for form, ms in FORM_FAMILIES.items() for m in ms if m.name.startswith(ALONE)]
 
 
 def honest_target(name: str) -> Any:
@@ -97,6 +101,12 @@ def test_the_vectors_of_a_form_kill_a_mutant_in_a_case_that_cites_its_rule(form:
     assert not [held.what for held in results if held.outcome == "not_supported"]
     raised = [held for held in results if held.what.startswith("raised")]
     assert len(raised) < len(results)
+
+
+@pytest.mark.parametrize(("form", "mutant"), TOLD)
+def test_a_fault_of_one_rule_is_told_by_it_alone(form: str, mutant: Mutant) -> None:
+    told = {held.rule for held in results_of(mutant, form) if held.outcome == "fail"}
+    assert told == {mutant.rule}
 
 
 @pytest.mark.parametrize("name", HONEST_TARGETS)
