@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from attnspec.reference.attention import attention
+from attnspec.reference.backward import backward
 from attnspec.spec.call import Result
 from attnspec.spec.errors import InputError
 
@@ -54,6 +55,47 @@ def quantised_attention(
         enable_gqa=enable_gqa,
         key_lengths=key_lengths,
     )
+
+
+def quantised_backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_scale: torch.Tensor,
+    value_scale: torch.Tensor,
+    grad_output: torch.Tensor,
+    *,
+    grad_lse: torch.Tensor | None = None,
+    rounded_to: torch.dtype | None = None,
+    is_causal: bool = False,
+    causal_alignment: str = "upper_left",
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    key_lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the gradient of the query, float64 of its shape: that of attention over scale times stored number.
+
+    query to value_scale and the options: those of `quantised_attention`; stored numbers have no gradient. grad_output:
+    (batch, q_heads, q_len, value_dim); grad_lse: (batch, q_heads, q_len), None for 0. Raises InputError where shapes or
+    dtypes do not fit. Rules: `quantised.backward`, `quantised.product-rounding`. Source: Dao et al. 2022
+    (FlashAttention), appendix B.2, for keys and values that are products.
+    """
+    keys, values = dequantise(key, key_scale, "key"), dequantise(value, value_scale, "value")
+    if rounded_to is not None:
+        keys, values = keys.to(rounded_to), values.to(rounded_to)
+    gradients = backward(
+        query.double(),
+        keys.double(),
+        values.double(),
+        grad_output.double(),
+        grad_lse=None if grad_lse is None else grad_lse.double(),
+        is_causal=is_causal,
+        causal_alignment=causal_alignment,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        key_lengths=key_lengths,
+    )
+    return gradients.query
 
 
 def dequantise(stored: torch.Tensor, scale: torch.Tensor, name: str = "tensor") -> torch.Tensor:

@@ -19,7 +19,7 @@ from attnspec.reference.context_parallel import context_parallel_attention, cont
 from attnspec.reference.latent import absorbed_attention, latent_attention, latent_backward
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
-from attnspec.reference.quantised import quantise, quantised_attention
+from attnspec.reference.quantised import quantise, quantised_attention, quantised_backward
 from attnspec.reference.rope import frequencies, rotate
 
 Tensors = dict[str, torch.Tensor]
@@ -124,9 +124,14 @@ def _quantise(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
 
 
 def _quantised(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:
-    tensors = (x[name] for name in ("query", "key", "value", "key_scale", "value_scale"))
-    found = quantised_attention(*tensors, key_lengths=x.get("key_lengths"), **problem.options)
-    return {"output": found.output, "lse": found.lse}
+    tensors = [x[name] for name in ("query", "key", "value", "key_scale", "value_scale")]
+    options = {**problem.options, "key_lengths": x.get("key_lengths")}
+    found = quantised_attention(*tensors, **options)
+    results = {"output": found.output, "lse": found.lse}
+    if problem.grad:
+        flow = {"grad_lse": x.get("grad_lse")}
+        results["grad_query"] = quantised_backward(*tensors, x["grad_output"], **flow, **options)
+    return results
 
 
 def _context_parallel(x: Tensors, problem: Any, golden: FormGolden) -> Tensors:

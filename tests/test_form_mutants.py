@@ -41,6 +41,8 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "quantise_nearest": ("quantise", "fused"),
     "quantised": ("quantised", "fused"),
     "quantised_folded": ("quantised", "fused"),
+    "quantised_function": ("quantised", "fused"),
+    "quantised_eager": ("quantised", "eager"),
     "quantised_rounded": ("quantised", "eager"),
     "latent_expanded": ("latent", "fused"),
     "latent_absorbed": ("latent", "fused"),
@@ -64,7 +66,10 @@ HONEST_TARGETS = {  # file in tests/honest/forms: form, accuracy class
     "context_parallel_gather": ("context_parallel", "fused"),
 }
 EXACT = ("relative_bucket", "document_mask", "prefix_lm")  # nothing is rounded
-GRADIENTS = ("packed.backward", "paged.backward", "relative-bias.gradient", "context-parallel.backward")
+GRADIENTS = (
+    "packed.backward", "paged.backward", "relative-bias.gradient", "context-parallel.backward", "latent.gradient",
+    "quantised.backward",
+)  # fmt: skip
 LEAST_ERROR = dict.fromkeys((*EXACT, "quantise"), 0.0) | {"alibi_slopes": 0.001}  # of an honest target, over its budget
 OTHER_SHAPES = tuple(f"multi-head-{of}-" for of in ("d-k", "d-v", "grouped", "multi-query"))
 REFUSED_BY_TORCH = {case.name for case in FORM_CASES if case.name.startswith(OTHER_SHAPES)}
@@ -108,6 +113,11 @@ def test_the_vectors_of_a_form_kill_a_mutant_in_a_case_that_cites_its_rule(form:
 def test_a_fault_of_a_gradient_is_told_by_its_rule(form: str, mutant: Mutant) -> None:
     failed = [held for held in results_of(mutant, form) if held.outcome == "fail" and "gradient" in held.case]
     assert {held.rule for held in failed} == {mutant.rule}, [(held.case, held.rule, held.what) for held in failed]
+
+
+@pytest.mark.parametrize("mutant", [m for m in FORM_FAMILIES["latent"] if m.name.startswith("latent-absent-")])
+def test_a_fault_with_absent_tokens_is_told_by_its_rule_alone(mutant: Mutant) -> None:
+    assert {held.rule for held in results_of(mutant, "latent") if held.outcome == "fail"} == {mutant.rule}
 
 
 @pytest.mark.parametrize("name", HONEST_TARGETS)

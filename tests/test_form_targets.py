@@ -25,6 +25,7 @@ from attnspec.spec.errors import InputError
 
 FORMS_FOLDER = Path(__file__).parent / "honest" / "forms"
 MODULE = FORMS_FOLDER / "multi_head.py"
+LATENT = runpy.run_path(str(FORMS_FOLDER / "latent_expanded.py"))["target"]
 TORCH = runpy.run_path(str(FORMS_FOLDER / "torch_module.py"))
 ARTICLE = """
 import math
@@ -278,3 +279,45 @@ def test_cases_are_listed_and_shown(attnspec: Callable[..., Any]) -> None:
         assert (told.returncode, told.stderr.endswith(f"; did you mean {meant!r}?\n")) == (2, True)
     assert attnspec("golden", "list", "--form", "softmax").returncode == 2
     assert "golden hold --form multi_head" in attnspec("show", "multi-head.split").stdout
+
+
+# ---------------------------------------------------------------- the law of latent attention
+
+
+@pytest.mark.parametrize(
+    ("returns", "told"),
+    [
+        (lambda x, c, output, lse: (output + 0 * c.sum(), lse), "output changes with nan in tokens that do not exist"),
+        (
+            lambda x, c, output, lse: (output, lse + (c == torch.inf).sum()),
+            "lse changes with inf in tokens that do not",
+        ),
+        (lambda x, c, output, lse: (output + (x - x.detach()).sum() * c.sum(), lse), "output changes with nan"),
+        (lambda x, c, output, lse: (output + 0 * torch.linalg.svdvals(c).sum(), lse), "with nan in tokens that do not"),
+    ],
+)
+def test_what_an_absent_token_holds_is_found_by_nan_or_an_infinity(returns: Callable[..., Any], told: str) -> None:
+    """No number shows it, since the fault is 0 for every one."""
+
+    def target(query: torch.Tensor, latent: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        return returns(query, latent, *LATENT(query, latent, *rest, **options))
+
+    held = hold_case(target, load_form("latent-decode-float32"))
+    assert (held.outcome, held.rule) == ("fail", "key-lengths.absent")
+    assert held.what.startswith(told)
+
+
+def test_absent_tokens_are_those_beyond_the_lengths_alone() -> None:
+    golden, seen = load_form("latent-gradients-empty-cache-float32"), []
+
+    def target(query: torch.Tensor, latent: torch.Tensor, key_rope: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        seen.append((latent.detach(), key_rope.detach()))
+        return LATENT(query, latent, key_rope, *rest, **options)
+
+    assert hold_case(target, golden).outcome == "pass"
+    absent = torch.arange(7) >= golden.inputs["key_lengths"][:, None]
+    assert [len(seen), absent[0].all(), absent[-1].any()] == [3, True, False]
+    for tensors, holds in zip(seen[1:], (torch.isnan, torch.isinf), strict=True):
+        for tensor, name in zip(tensors, ("latent", "key_rope"), strict=True):
+            assert holds(tensor[absent]).all()
+            assert torch.equal(tensor[~absent], golden.inputs[name][~absent])

@@ -54,7 +54,7 @@ CITED = {
     },
     "quantise": {"quantised.rounding"},
     "quantised": {
-        *(f"quantised.{rule}" for rule in ("dequantise", "granularity", "absent")),
+        *(f"quantised.{rule}" for rule in ("dequantise", "granularity", "absent", "backward")),
         *("key-lengths.absent", "key-lengths.zero", "grouped.head-map", "accuracy.quantised-within-budget"),
         "mask.visible-nan",
     },

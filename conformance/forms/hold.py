@@ -70,12 +70,13 @@ FORMS = {
     ),
     "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, wrong_rule=rope.wrong_rule, refusals=rope.REFUSALS),
     "quantised": Form(
-        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", laws=quantised.laws,
-        refusals=quantised.REFUSALS,
+        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", quantised.wrong_rule,
+        quantised.laws, quantised.REFUSALS,
     ),
     "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
     "latent": Form(
-        latent.run, latent.budgets, latent.AXES, latent.RULE, wrong_rule=latent.wrong_rule, refusals=latent.REFUSALS
+        latent.run, latent.budgets, latent.AXES, latent.RULE, wrong_rule=latent.wrong_rule, laws=latent.laws,
+        refusals=latent.REFUSALS,
     ),
     "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
     "alibi_bias": Form(

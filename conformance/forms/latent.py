@@ -3,6 +3,7 @@ for the expanded and the absorbed way (chapter "accuracy", "Budgets of the forms
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +13,8 @@ from attnspec.conformance.budget import arithmetic_of
 from attnspec.conformance.forms.latent_gradients import gradient_budgets
 from attnspec.conformance.forms.projections import apart_term, inner_products, layer_error, shared_term
 from attnspec.conformance.forms.refusals import Refusal, instead
-from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran
+from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
+from attnspec.conformance.outcome import Violation
 from attnspec.conformance.row_errors import CONFIDENCE, lse_error, output_error
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 from attnspec.golden.forms.latent import CACHE, LEAVES, LatentProblem
@@ -86,6 +88,25 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for other results."""
     return "latent.gradient" if name.startswith("grad_") else None
+
+
+def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
+    """Hold a target to what needs no vector: NaN and infinities in tokens that do not exist leave every bit of `found`,
+    what `run` returned, as it was.
+
+    Raises Violation. Rule: `key-lengths.absent`.
+    """
+    inputs = golden.inputs
+    if "key-lengths.absent" not in golden.case.rules:
+        return
+    there = torch.arange(inputs["latent"].shape[1])[:, None] < inputs["key_lengths"][:, None, None]  # (b, k_len, 1)
+    for junk in (math.nan, math.inf):
+        dirty = {name: inputs[name].where(there, junk) for name in CACHE}
+        what = f"{junk} in tokens that do not exist"
+        again = repeated("key-lengths.absent", what, run, target, FormGolden(golden.case, golden.tensors | dirty))
+        for name, right in found.items():
+            if not torch.equal(again[name], right):
+                raise Violation("key-lengths.absent", f"{name} changes with {what}")
 
 
 def expanded_budget(

@@ -14,21 +14,13 @@ import torch
 
 from attnspec.conformance.forms.projections import inner_products, layer_error
 from attnspec.conformance.forms.propagation import Bound, propagated
+from attnspec.conformance.forms.softmax_backward import softmax_errors, summed, through_softmax
 from attnspec.conformance.forms.target import Tensors
-from attnspec.conformance.gradient_errors import (
-    EAGER_STORES,
-    Backward,
-    WeightErrors,
-    delta_errors,
-    rounded_weights,
-)
-from attnspec.conformance.gradient_sums import row_ties
-from attnspec.conformance.row_errors import CONFIDENCE
-from attnspec.conformance.rows import Arithmetic, Rows, score_ties
+from attnspec.conformance.gradient_errors import Backward
+from attnspec.conformance.rows import Arithmetic, Rows
 
 OF_HEADS = ("latent", "key_rope")  # results that the heads add up
 OF_BATCH = ("w_uk", "w_uv")  # results that the batch elements add up
-SCALE_ROUNDOFFS = 4  # of the scale and of log2(e), as constants and as factors: one error of all scores
 
 
 def gradient_budgets(inputs: Tensors, visible: torch.Tensor, scale: float, a: Arithmetic) -> Tensors:
@@ -60,7 +52,7 @@ def expanded_pass(x: Tensors, e: Tensors, scale: float) -> Tensors:
     key = x["latent"] @ x["w_uk"].mT + e["key"]  # (k_len, nope_dim)
     value = x["latent"] @ x["w_uv"].mT + e["value"]  # (k_len, value_dim)
     scores = scale * (x["nope"] @ key.mT + x["rope"] @ x["key_rope"].mT)
-    weights, back = _through_softmax(scores, x["grad_output"] @ value.mT, x, e, scale)
+    weights, back = through_softmax(scores, x["grad_output"] @ value.mT, x, e, scale)
     grad_key = back.mT @ x["nope"] + e["grad_key"]  # (k_len, nope_dim)
     grad_value = weights.mT @ x["grad_output"] + e["grad_value"]  # (k_len, value_dim)
     return {
@@ -78,7 +70,7 @@ def absorbed_pass(x: Tensors, e: Tensors, scale: float) -> Tensors:
     query = x["nope"] @ x["w_uk"] + e["query"]  # (q_len, kv_rank)
     flow = x["grad_output"] @ x["w_uv"] + e["flow"]  # (q_len, kv_rank)
     scores = scale * (query @ x["latent"].mT + x["rope"] @ x["key_rope"].mT)
-    weights, back = _through_softmax(scores, flow @ x["latent"].mT, x, e, scale)
+    weights, back = through_softmax(scores, flow @ x["latent"].mT, x, e, scale)
     grad_query = back @ x["latent"] + e["grad_query"]  # (q_len, kv_rank)
     attended = weights @ x["latent"] + e["attended"]  # (q_len, kv_rank)
     return {
@@ -90,38 +82,23 @@ def absorbed_pass(x: Tensors, e: Tensors, scale: float) -> Tensors:
     }
 
 
-def _through_softmax(
-    scores: torch.Tensor, product: torch.Tensor, x: Tensors, e: Tensors, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights as they are stored, and scale * dS, (q_len, k_len). product: dP."""
-    scores = torch.where(x["visible"], scores * (1 + e["scale"]), 0.0)
-    top = torch.where(x["visible"], scores, -torch.inf).amax(-1, keepdim=True).detach()
-    parts = torch.where(x["visible"], torch.exp(scores - torch.where(top == -torch.inf, 0.0, top)), 0.0)
-    total = parts.sum(-1, keepdim=True)
-    p = parts / torch.where(total == 0, 1.0, total)
-    delta = (p * product).sum(-1, keepdim=True) + e["delta"]
-    again = p * (1 + e["weight"] + e["lse"])
-    grad_scores = again * (product + e["product"] - delta + x["grad_lse"]) + e["grad_score"]
-    return again + e["stored"], scale * grad_scores
-
-
 def expanded_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]:
     """Return what the gradients of the heads of one batch element may be off by in the expanded form."""
     key, value = x["latent"] @ x["w_uk"].mT, x["latent"] @ x["w_uv"].mT  # (heads, k_len, ...)
     rope = x["key_rope"].expand(len(key), -1, -1)
     query, flow = torch.cat([x["nope"], x["rope"]], -1), x["grad_output"]
     rows = Rows.of(query, torch.cat([key, rope], -1), value, None, x["visible"], scale, a)
-    random, fixed, back = _softmax_errors(rows, x["visible"], Backward(flow, x["grad_lse"], value, 1.0))
+    random, fixed, back = softmax_errors(rows, x["visible"], Backward(flow, x["grad_lse"], value, 1.0))
     for name, weight in (("key", "w_uk"), ("value", "w_uv")):
         random[name] = torch.stack([layer_error(x["latent"], w, None, a.work, a.output) for w in x[weight]])
-    grad_key, of_key = _summed(back.mT, x["nope"], a)
-    grad_value, of_value = _summed(rows.p.mT, flow, a)
+    grad_key, of_key = summed(back.mT, x["nope"], a)
+    grad_value, of_value = summed(rows.p.mT, flow, a)
     random |= {"grad_key": _stored(of_key, grad_key, a), "grad_value": _stored(of_value, grad_value, a)}
     latent = [_layer(grad_key, x["w_uk"], a), _layer(grad_value, x["w_uv"], a)]
     last = {
-        "query": _summed(back, torch.cat([key, rope], -1), a)[1],
+        "query": summed(back, torch.cat([key, rope], -1), a)[1],
         "latent": _paths(latent, a),
-        "key_rope": _summed(back.mT, x["rope"], a)[1],
+        "key_rope": summed(back.mT, x["rope"], a)[1],
         "w_uk": _layer(grad_key.mT, x["latent"], a)[1],
         "w_uv": _layer(grad_value.mT, x["latent"], a)[1],
     }
@@ -135,83 +112,27 @@ def absorbed_bounds(x: Tensors, scale: float, a: Arithmetic) -> dict[str, Bound]
     latent, rope = (x[name].expand(heads, -1, -1) for name in ("latent", "key_rope"))
     whole = torch.cat([query, x["rope"]], -1)
     rows = Rows.of(whole, torch.cat([latent, rope], -1), latent, None, x["visible"], scale, a)
-    random, fixed, back = _softmax_errors(rows, x["visible"], Backward(flow, x["grad_lse"], latent, 1.0))
+    random, fixed, back = softmax_errors(rows, x["visible"], Backward(flow, x["grad_lse"], latent, 1.0))
     for name, token, weight in (("query", "nope", "w_uk"), ("flow", "grad_output", "w_uv")):
         given = zip(x[token], x[weight], strict=True)
         random[name] = torch.stack([layer_error(t, w.mT, None, a.work, a.output) for t, w in given])
     apart = scale**2 * ((query @ latent.mT) ** 2 + (x["rope"] @ rope.mT) ** 2)  # scores of the two parts, stored
     random["weight"] = torch.sqrt(random["weight"] ** 2 + a.scores**2 * torch.where(rows.p > 0, apart, 0.0))
-    attended, of_attended = _summed(rows.p, latent, a)
+    attended, of_attended = summed(rows.p, latent, a)
     output = attended @ x["w_uv"].mT  # which delta may be made of, as well as of `attended`
     of_output = a.output**2 * ((x["grad_output"] * output) ** 2).sum(-1, keepdim=True)
     random["delta"] = torch.sqrt(random["delta"] ** 2 + of_output)
-    grad_query, of_query = _summed(back, latent, a)
+    grad_query, of_query = summed(back, latent, a)
     random |= {"grad_query": _stored(of_query, grad_query, a), "attended": _stored(of_attended, attended, a)}
-    of_nope, of_rope = _layer(grad_query, x["w_uk"].mT, a)[1], _summed(back, rope, a)[1]
+    of_nope, of_rope = _layer(grad_query, x["w_uk"].mT, a)[1], summed(back, rope, a)[1]
     last = {
         "query": torch.cat([of_nope, of_rope], -1),
-        "latent": _paths([_summed(back.mT, query, a), _summed(rows.p.mT, flow, a)], a),
-        "key_rope": _summed(back.mT, x["rope"], a)[1],
+        "latent": _paths([summed(back.mT, query, a), summed(rows.p.mT, flow, a)], a),
+        "key_rope": summed(back.mT, x["rope"], a)[1],
         "w_uk": _layer(x["nope"].mT, grad_query, a)[1],
         "w_uv": _layer(x["grad_output"].mT, attended, a)[1],
     }
     return propagated(partial(absorbed_pass, scale=scale), x, OF_HEADS, random, fixed, last)
-
-
-def _softmax_errors(rows: Rows, visible: torch.Tensor, backward: Backward) -> tuple[Tensors, Tensors, torch.Tensor]:
-    """Return the sizes of the errors of `_through_softmax`, random ones, in units of CONFIDENCE, and common ones, and
-    scale * dS. Each is (heads, q_len, k_len), but for delta and lse, (heads, q_len, 1), and scale, (heads,).
-
-    They are those of the budget of gradients: `attnspec.conformance.gradient_errors`.
-    """
-    a, p, ties = rows.arithmetic, rows.p, score_ties(rows)
-    errors = WeightErrors.of(rows, visible, ties)
-    dim = backward.value.shape[-1]
-    product = backward.grad_output @ backward.value.mT
-    norm2 = backward.grad_output**2 @ (backward.value**2).mT
-    delta = (p * product).sum(-1, keepdim=True)
-    row, row_fixed = delta_errors(rows, errors, ties, backward, product, norm2)
-    r = torch.where(p > 0, product - delta + backward.grad_lse, 0.0)
-    grad_scores = p * r
-    step = a.weights_step / (min(1.0, abs(rows.scale)) or 1.0) if a.weights else 0.0
-    together = torch.sqrt(torch.maximum(ties, row_ties(rows).mT))  # equal terms have equal errors
-
-    off2 = inner_products(dim, product, torch.sqrt(norm2), a.work) ** 2
-    off2 += a.work**2 * (product**2 + delta**2 + backward.grad_lse**2 + 3 * r**2)
-    off2 += (a.weights * product.abs()).clamp_min(step) ** 2
-    of_weight = rounded_weights(rows, errors)
-    coarse = a.weights * p < a.weights_step  # subnormal weights of all rows may round the same way
-    of_score = (a.weights * grad_scores.abs()).clamp_min(step) ** 2
-    if a.scores:
-        of_score = EAGER_STORES * of_score + (of_weight * r) ** 2
-        for part in (p * (product - delta), p * backward.grad_lse):
-            of_score += (a.weights * part.abs()).clamp_min(step) ** 2
-    random = {
-        "weight": together * torch.sqrt(errors.work**2 + errors.stored**2),
-        "lse": errors.lse,
-        "delta": row,
-        "product": together * errors.growth * torch.sqrt(off2),
-        "grad_score": torch.where(p > 0, together * torch.sqrt(of_score), 0.0),
-        "stored": torch.where(coarse, 0.0, together * of_weight),
-    }
-    largest = torch.where(p > 0, product.abs(), 0.0).amax(-1, keepdim=True)
-    lost = torch.where(p < a.weights_lost, p, 0.0) + torch.where(p > 0, a.flushed, 0.0) + 2 * errors.lost
-    fixed = {
-        "scale": torch.full(p.shape[:1], SCALE_ROUNDOFFS * a.work, dtype=torch.float64),
-        "weight": errors.shared,
-        "delta": row_fixed,
-        "grad_score": lost * (2 * largest + backward.grad_lse.abs()),
-        "stored": torch.where(coarse, of_weight, 0.0) + lost,
-    }
-    return random, fixed, rows.scale * grad_scores
-
-
-def _summed(left: torch.Tensor, right: torch.Tensor, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return left @ right, a sum over keys or rows, and what its roundings amount to in units of CONFIDENCE: two a
-    term, and for 16 bits half of one more, of its partial sums."""
-    total, square = left @ right, left**2 @ right**2
-    steps = (2.5 if a.drifts else 2.0) * left.shape[-1]
-    return total, a.work * steps / CONFIDENCE * torch.sqrt(total**2 + square)
 
 
 def _layer(left: torch.Tensor, right: torch.Tensor, a: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,7 +45,7 @@ class Bound:
         return Bound(self.total.sum(0), self.square.sum(0) + stored, self.fixed.sum(0), self.parts * count)
 
     def budget(self, a: Arithmetic) -> torch.Tensor:
-        """Return the budget of the stored sum: equation (13)."""
+        """Return the budget of the stored sum: equations (13) and (16)."""
         size = self.total.abs()
         error = CONFIDENCE * torch.sqrt(self.square) + self.fixed + FINISHING_ROUNDOFFS * a.work * size
         return error + (1 + (a.scores > 0)) * a.output * (size + error) + (1 + self.parts) * a.tiny
@@ -60,7 +60,7 @@ def propagated(
     errors, in units of CONFIDENCE; fixed: of errors that may all have one sign; both (heads, ...), by name. last:
     random errors of the results themselves. With J the derivatives of a result by the errors of the steps, it is off by
     CONFIDENCE sqrt(sum J^2 e^2) of the random ones, and of the others, a name at a time, by abs(sum J e) and CONFIDENCE
-    sqrt(sum J^2 e^2), never more than by sum abs(J e). Chapter "accuracy", equation (13).
+    sqrt(sum J^2 e^2), never more than by sum abs(J e). Chapter "accuracy", equations (13) and (16).
     """
     zeros = {name: torch.zeros_like(size) for name, size in (fixed | random).items()}
     chunk = max(1, DIRECTION_ELEMENTS // max(zero.numel() for zero in zeros.values()))

@@ -9,8 +9,9 @@ import torch
 
 from attnspec.conformance.budget import arithmetic_of
 from attnspec.conformance.forms.projections import apart_term, shared_term
+from attnspec.conformance.forms.quantised_gradient import product_roundoff, query_bound
 from attnspec.conformance.forms.refusals import Refusal, instead
-from attnspec.conformance.forms.target import Target, Tensors, named, need, ran, repeated
+from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
 from attnspec.conformance.outcome import Violation
 from attnspec.conformance.row_errors import CONFIDENCE, lse_error, output_error
 from attnspec.conformance.rows import Arithmetic, Rows, covariance, score_ties
@@ -21,18 +22,19 @@ from attnspec.spec.dtypes import format_of
 
 RULE = "accuracy.quantised-within-budget"
 ROWS = ("batch", "head", "row")
-AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS}
+AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS, "grad_query": (*ROWS, "column")}
 TENSORS = ("query", "key", "value", "key_scale", "value_scale")
 NAN_CODE = 0x7F  # of e4m3
 
 
 def run(target: Target, golden: FormGolden) -> Tensors:
-    """Call `target(query, key, value, key_scale, value_scale)` and return output and, where it comes back, lse.
+    """Call `target(query, key, value, key_scale, value_scale)` and return output and, where it comes back, lse, and the
+    gradient of the query, through autograd, where something flows back.
 
     key, value: int8 or float8_e4m3fn; the scales: float32, of the shapes in chapter "quantised". is_causal, scale,
     enable_gqa and key_lengths (int32) are given where the case has them; what lies beyond key_lengths is then NaN, or
-    the lowest number in int8. Raises NotSupported where the signature lacks a word or the target refuses by
-    NotImplementedError, Violation where it raises anything else.
+    the lowest number in int8. Raises NotSupported where the signature lacks a word, where the target refuses by
+    NotImplementedError and where no gradient comes back, Violation where it raises anything else.
     """
     problem = cast(QuantisedProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
@@ -41,9 +43,14 @@ def run(target: Target, golden: FormGolden) -> Tensors:
         options["key_lengths"] = inputs["key_lengths"]
         _spoil(inputs)
     need(target, options)
-    with torch.no_grad():
+    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
+    query = inputs["query"].requires_grad_(bool(flows))
+    with torch.set_grad_enabled(bool(flows)):
         returned = ran(RULE, target, *(inputs[name] for name in TENSORS), **options)
-    return named(returned, ("output", "lse"), RULE)
+        found = named(returned, ("output", "lse"), RULE)
+    if flows:
+        found |= gradients(RULE, found, {"query": query}, flows)
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def _spoil(inputs: Tensors) -> None:
@@ -60,8 +67,8 @@ def _spoil(inputs: Tensors) -> None:
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
-    """Return the budget of each element of output and lse, float64. Raises InputError for an unknown class. Rules:
-    `accuracy.quantised-within-budget`, `quantised.product-rounding`."""
+    """Return the budget of each element of output, lse and the gradient of the query, float64. Raises InputError for an
+    unknown class. Rules: `accuracy.quantised-within-budget`, `quantised.product-rounding`, `quantised.backward`."""
     problem, inputs = cast(QuantisedProblem, golden.case.problem), golden.inputs
     a = arithmetic_of(format_of(inputs["query"].dtype), accuracy)
     key_lengths = inputs.get("key_lengths")
@@ -76,7 +83,27 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     scale = problem.scale or problem.d**-0.5
     found = [_errors(inputs["query"][b].double(), keys[b], values[b], visible[b], scale, a) for b in range(problem.b)]
     output, lse = (torch.stack(parts) for parts in zip(*found, strict=True))
-    return {"output": output, "lse": lse}
+    results = {"output": output, "lse": lse}
+    if problem.grad:
+        x = {"query": inputs["query"].double(), "key": keys, "value": values, "visible": visible}
+        x |= {"grad_output": inputs["grad_output"].double()}
+        x |= {"grad_lse": inputs.get("grad_lse", torch.zeros_like(lse)).double()[..., None]}
+        of_key, of_value = (_of_heads(inputs[f"{name}_scale"], problem) for name in ("key", "value"))
+        elements = ({name: tensor[b] for name, tensor in x.items()} for b in range(problem.b))
+        given = zip(elements, of_key, of_value, strict=True)
+        results["grad_query"] = torch.stack([query_bound(*tensors, scale, a).budget(a) for tensors in given])
+    return results
+
+
+def _of_heads(scale: torch.Tensor, problem: QuantisedProblem) -> torch.Tensor:
+    """Return the scales for each query head, (batch, q_heads, 1 or k_len, 1 or dim) float64."""
+    tail = scale.shape[2:] if scale.ndim else (1, 1)
+    return grouped_heads.expand(scale.double().expand(problem.b, problem.kv_heads, *tail), problem.hq)
+
+
+def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
+    """Return the rule of the gradient; None for other results."""
+    return "quantised.backward" if name.startswith("grad_") else None
 
 
 def _errors(
@@ -87,7 +114,7 @@ def _errors(
     (quantised)."""
     rows = Rows.of(q, k, v, None, visible, scale, a)
     ties = score_ties(rows)
-    stored = a.scores or a.work  # what a product of scale and number is rounded to
+    stored = product_roundoff(a)
     slope = (scale * k)[:, None].expand(-1, q.shape[1], -1, -1)
     own, of_query = stored * rows.norm, stored * q.abs()
     moved = torch.hypot(shared_term(rows, slope, of_query, rows.v), apart_term(rows, own, ties))

@@ -1,4 +1,5 @@
-"""Form `quantised`: attention over 8-bit keys and values, each a stored number times a scale (chapter "quantised")."""
+"""Form `quantised`: attention over 8-bit keys and values, each a stored number times a scale, and the gradient of the
+query (chapter "quantised")."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
 from attnspec.golden.inputs import Source, draw_lengths, round_once, to_tensor
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
+from attnspec.reference.exact.backward import backward
 from attnspec.spec.dtypes import FLOAT32, Format, format_named
 from attnspec.spec.errors import InputError
 
 STORED = {"int8": "int8", "e4m3": "float8_e4m3fn"}  # word: PyTorch's name
 GRAINS = ("tensor", "head", "batch_head", "channel", "token")
 LENGTHS = ("none", "ragged", "zero")
+GRADS = ("", "output", "lse")
 SPREAD, SMALL_SPREAD = 40.0, 2.0**-7  # of the stored numbers: the deviation of normal ones
 LOWEST, LARGEST = {"int8": -128.0, "e4m3": -448.0}, {"int8": 127.0, "e4m3": 448.0}
 E4M3 = Format("e4m3", 4, -6, 8, 8)
@@ -90,6 +93,29 @@ GROUPS: dict[str, dict[str, str]] = {
             "b=3/hq=2/q=3/k=9/d=8/dv=6/value_scale=token/lengths=zero/dtype=float16/seed=1153"
         ),
     },
+    "The gradient of the query, which is that over scale times stored number: stored numbers have none.": {
+        "quantised-gradient-float32": "b=2/hq=2/q=4/k=7/d=8/dv=6/grad=output/seed=1160",
+        "quantised-gradient-float64": (
+            "hq=2/hkv=2/q=3/k=6/d=6/dv=4/stored=e4m3/key_scale=channel/value_scale=channel/grad=output/dtype=float64"
+            "/seed=1161"
+        ),
+        "quantised-gradient-grouped-causal-bfloat16": (
+            "b=2/hq=4/hkv=2/q=6/k=6/d=8/dv=6/stored=e4m3/key_scale=channel/value_scale=token/causal/grad=output"
+            "/dtype=bfloat16/seed=1162"
+        ),
+        "quantised-gradient-heads-lse-float16": (
+            "b=2/hq=2/q=4/k=7/d=8/dv=6/key_scale=batch_head/value_scale=head/scale=-0.25/grad=lse/dtype=float16"
+            "/seed=1163"
+        ),
+        "quantised-gradient-lengths-lse-float32": (
+            "b=3/hq=4/hkv=2/q=3/k=7/d=8/dv=6/stored=e4m3/key_scale=token/value_scale=channel/lengths=zero/grad=lse"
+            "/seed=1164"
+        ),
+        "quantised-gradient-lengths-bfloat16": (
+            "b=3/hq=2/q=1/k=9/d=8/dv=6/key_scale=channel/value_scale=token/lengths=ragged/grad=output/dtype=bfloat16"
+            "/seed=1165"
+        ),
+    },
 }
 
 
@@ -101,11 +127,11 @@ class QuantisedProblem(WordProblem):
     or `e4m3`. key_scale, value_scale: what has a scale of its own. ones: every scale is 1; equal: all scales of a
     tensor are one. ends: the stored numbers reach the ends of their dtype; small: they are about 2^-7. causal: row i
     sees no key j > i. scale: of the softmax, 0 is the default. lengths: how many keys of each batch element exist,
-    `ragged` (all in the last), `zero` (the same, and none in the first).
+    `ragged` (all in the last), `zero` (the same, and none in the first). grad: `output`, or `lse` for both.
     """
 
     form: ClassVar[str] = "quantised"
-    truths: ClassVar[tuple[str, ...]] = ("output", "lse")
+    truths: ClassVar[tuple[str, ...]] = ("output", "lse", "grad_query")
 
     b: int = 1
     hq: int = 1
@@ -124,10 +150,12 @@ class QuantisedProblem(WordProblem):
     causal: bool = False
     scale: float = 0.0
     lengths: str = "none"
+    grad: str = ""
 
     def check(self) -> None:
         """Raise InputError where the words do not fit together."""
-        words = (("stored", tuple(STORED)), ("key_scale", GRAINS), ("value_scale", GRAINS), ("lengths", LENGTHS))
+        scales = (("key_scale", GRAINS), ("value_scale", GRAINS))
+        words = (("stored", tuple(STORED)), *scales, ("lengths", LENGTHS), ("grad", GRADS))
         for word, known in words:
             if getattr(self, word) not in known:
                 raise InputError(f"{word} is {getattr(self, word)!r}: use one of {', '.join(known)}")
@@ -164,12 +192,20 @@ class QuantisedProblem(WordProblem):
         }
         if self.lengths != "none":
             shapes["key_lengths"] = ("int32", (self.b,))
+        if self.grad:
+            shapes |= {"grad_output": (self.dtype, shapes["output"][1]), "grad_query": ("float64", shapes["query"][1])}
+        if self.grad == "lse":
+            shapes["grad_lse"] = (lse_dtype(self.dtype), rows)
         return shapes
 
     def inputs(self) -> Tensors:
-        """Return query, stored key and value, their scales, and key_lengths."""
+        """Return query, stored key and value, their scales, key_lengths, and what flows back."""
         draw, shapes = Source(self.seed), self.shapes()
-        tensors = {"query": to_tensor(draw.normal("query", shapes["query"][1]), format_named(self.dtype))}
+        tensors: Tensors = {}
+        for name in ("query", "grad_output", "grad_lse"):
+            if name in shapes:
+                dtype, shape = shapes[name]
+                tensors[name] = to_tensor(draw.normal(name, shape), format_named(dtype))
         for name in ("key", "value"):
             tensors[name] = self._codes(draw, name, shapes[name][1])
             tensors[f"{name}_scale"] = self._scales(draw, f"{name}_scale", shapes[f"{name}_scale"][1])
@@ -195,11 +231,17 @@ class QuantisedProblem(WordProblem):
         return to_tensor((0.25 + 1.75 * drawn) / self.spread, FLOAT32).reshape(shape)
 
     def truth(self, inputs: Tensors) -> Arrays:
-        """Return output and lse of attention over the products of scale and stored number, which float64 holds."""
+        """Return output and lse of attention over the products of scale and stored number, which float64 holds, and the
+        gradient of the query where something flows back."""
         given = {name: numbers(tensor) for name, tensor in inputs.items()}
         key, value = (given[name].astype(np.float64) * given[f"{name}_scale"] for name in ("key", "value"))
-        exact = attention(given["query"], key, value, key_lengths=given.get("key_lengths"), **self.options)
-        return {"output": exact.output, "lse": exact.lse}
+        options = self.options | {"key_lengths": given.get("key_lengths")}
+        exact = attention(given["query"], key, value, **options)
+        results = {"output": exact.output, "lse": exact.lse}
+        if self.grad:
+            options["grad_lse"] = given.get("grad_lse")
+            results["grad_query"] = backward(given["query"], key, value, given["grad_output"], **options).query
+        return results
 
     def rules(self) -> tuple[str, ...]:
         """Return the ids of the rules that decide the answer."""
@@ -207,6 +249,7 @@ class QuantisedProblem(WordProblem):
             "quantised.dequantise": True,
             "quantised.granularity": self.equal,
             "quantised.absent": self.lengths != "none",
+            "quantised.backward": bool(self.grad),
             "mask.visible-nan": self.stored == "e4m3" and not self.causal and self.lengths == "none",
             "key-lengths.absent": self.lengths != "none",
             "key-lengths.zero": self.lengths == "zero",

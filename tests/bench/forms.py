@@ -37,7 +37,7 @@ from attnspec.reference.additive import additive_attention
 from attnspec.reference.latent import latent_attention, latent_backward
 from attnspec.reference.merge import Part, merge
 from attnspec.reference.multi_head import MultiHeadAttention
-from attnspec.reference.quantised import quantised_attention
+from attnspec.reference.quantised import quantised_attention, quantised_backward
 from attnspec.reference.rope import frequencies, rotate
 
 HONEST = Path(__file__).resolve().parents[1] / "honest" / "forms"
@@ -52,7 +52,8 @@ TARGETS = {  # form: target, accuracy class
     "packed": (("packed", "fused"), ("packed_tiles", "fused")),
     "paged": (("paged", "fused"), ("paged", "eager"), ("paged_stream", "fused"), ("paged_backward", "fused")),
     "rope": (("rope", "fused"), ("rope_complex", "fused"), ("rope_table", "eager")),
-    "quantised": (("quantised", "fused"), ("quantised_folded", "fused"), ("quantised_rounded", "eager")),
+    "quantised": (("quantised", "fused"), ("quantised_folded", "fused"), ("quantised_function", "fused"),
+                  ("quantised_rounded", "eager"), ("quantised_eager", "eager")),
     "latent": (("latent_expanded", "fused"), ("latent_absorbed", "fused"),
                ("latent_absorbed_function", "fused"), ("latent_eager", "eager")),
     "context_parallel": (("context_parallel", "fused"), ("context_parallel_gather", "fused")),
@@ -90,7 +91,9 @@ def drawn(form: str, dtype: str, rng: np.random.Generator) -> str:
         grains = (rng.choice(["tensor", "head", "batch_head", "channel", "token"]) for _ in range(2))
         said = "key_scale={}/value_scale={}/".format(*grains) + rng.choice(["", "causal/"])
         said += rng.choice(["", "lengths=ragged/"]) + rng.choice(["", "stored=e4m3/"])
-        dims = f"d={rng.choice([2, 16, 64])}/dv={rng.choice([1, 8, 64])}"
+        said += rng.choice(["", "scale=-0.1/"]) + (grad := rng.choice(["", "grad=output/", "grad=lse/"]))
+        k = min(k, 17) if grad else k
+        dims = f"d={rng.choice([2, 16, *([] if grad else [64])])}/dv={rng.choice([1, 8, 64])}"
         return f"b={b}/hq={h}/hkv={rng.choice([1, h])}/q={q}/k={k}/{dims}/{said}{end}"
     if form == "latent":
         lengths = rng.choice(["", "lengths=ragged/", "causal=upper_left/", "lengths=ragged/causal=lower_right/"])
@@ -189,9 +192,14 @@ def rotated(problem: Any, inputs: Tensors) -> Tensors:
 
 
 def dequantised(problem: Any, inputs: Tensors) -> Tensors:
-    tensors = (inputs[name] for name in quantised.TENSORS)
-    found = quantised_attention(*tensors, key_lengths=inputs.get("key_lengths"), **problem.options)
-    return {"output": found.output, "lse": found.lse}
+    tensors = [inputs[name] for name in quantised.TENSORS]
+    options = {**problem.options, "key_lengths": inputs.get("key_lengths")}
+    found = quantised_attention(*tensors, **options)
+    results = {"output": found.output, "lse": found.lse}
+    if problem.grad:
+        flow = {"grad_lse": inputs.get("grad_lse")}
+        results["grad_query"] = quantised_backward(*tensors, inputs["grad_output"], **flow, **options)
+    return results
 
 
 def latent(problem: Any, inputs: Tensors) -> Tensors:

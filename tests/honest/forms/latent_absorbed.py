@@ -17,6 +17,8 @@ def target(query, latent, key_rope, w_uk, w_uv, *, is_causal=False, causal_align
     lengths = torch.full((batch,), k_len) if key_lengths is None else key_lengths.long()
     if int(lengths.max()) > k_len or int(lengths.min()) < 0:
         raise ValueError("a length is beyond the cache")
+    exists = torch.arange(k_len)[:, None] < lengths[:, None, None]  # (batch, k_len, 1)
+    latent, key_rope = (torch.where(exists, x, 0.0) for x in (latent, key_rope))
     nope, rope = query[..., :nope_dim].to(wide), query[..., nope_dim:].to(wide)
     absorbed = torch.einsum("bhqn,hnr->bhqr", nope, w_uk.to(wide)).to(dtype).to(wide)
     top = torch.full((batch, heads, q_len, 1), -torch.inf, dtype=wide)

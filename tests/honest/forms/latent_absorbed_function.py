@@ -17,7 +17,8 @@ class Absorbed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, latent, key_rope, w_uk, w_uv, visible, scale):
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide, seen = torch.promote_types(query.dtype, torch.float32), visible.any(-2)[:, 0, :, None]
+        latent, key_rope = torch.where(seen, latent, 0.0), torch.where(seen, key_rope, 0.0)
         q, c, kr, up_k, up_v = (x.to(wide) for x in (query, latent, key_rope, w_uk, w_uv))
         _, scores = scores_of(q, c, kr, up_k, visible, scale)
         lse = torch.logsumexp(scores, -1, keepdim=True)

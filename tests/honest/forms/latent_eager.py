@@ -8,6 +8,9 @@ def target(query, latent, key_rope, w_uk, w_uv, *, is_causal=False, causal_align
     heads, q_len, head_dim = query.shape[1:]
     if not len(w_uk) == len(w_uv) == heads or w_uk.shape[1:] != (head_dim - key_rope.shape[2], latent.shape[2]):
         raise ValueError("the matrices do not fit the query and the cache")
+    if key_lengths is not None:
+        beyond = torch.arange(latent.shape[1])[:, None] >= key_lengths[:, None, None]  # (batch, k_len, 1)
+        latent, key_rope = latent.masked_fill(beyond, 0.0), key_rope.masked_fill(beyond, 0.0)
     nope, rope = query.split([w_uk.shape[1], key_rope.shape[2]], dim=-1)
     shared = latent.unsqueeze(1)  # (batch, 1, k_len, kv_rank)
     scores = (nope @ w_uk) @ shared.mT + rope @ key_rope.unsqueeze(1).mT

@@ -48,7 +48,7 @@ def target(
                 if is_causal:
                     places = torch.arange(start, tile.stop)
                     scores = scores.masked_fill(places > torch.arange(q_len)[:, None], -torch.inf)
-                new = torch.maximum(top, scores.amax(-1, keepdim=True))
+                new = torch.maximum(top, scores.detach().amax(-1, keepdim=True))  # any constant gives the gradient
                 shift, kept = torch.exp(scores - new), torch.exp(top - new)
                 total = total * kept + shift.sum(-1, keepdim=True)
                 mixed = mixed * kept + (shift * of_value[tile].T if by_value_token else shift) @ v[tile]

@@ -1,4 +1,4 @@
-"""Keys and values dequantised to the dtype of the query, then attention in it; the output alone, class eager."""
+"""Keys and values dequantised to the dtype of the query, then attention in it; class eager."""
 
 import torch
 
@@ -17,8 +17,10 @@ def target(
     if enable_gqa:
         keys, values = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (keys, values))
     scores = (query @ keys.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-    return weights.masked_fill(hidden.all(-1, keepdim=True), 0.0) @ values
+    scores = scores.masked_fill(hidden, -torch.inf)
+    weights = torch.softmax(scores, -1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    lse = torch.logsumexp(scores.to(torch.promote_types(scores.dtype, torch.float32)), -1)
+    return weights @ values, lse
 
 
 def rounded(stored, scale, dtype):

@@ -24,6 +24,9 @@ OF_UK, OF_UV = (
 )
 DELTA, TO_LSE = "delta = (returned * attended).sum(-1, keepdim=True)", "- delta + grad_lse[..., None])"
 AGAIN = "absorbed, scores = scores_of(q, c, kr, up_k, visible, ctx.scale)\n"
+CLEARED = "(torch.where(exists[..., None], x, 0.0) for x in (latent, key_rope))"
+SEEN = "latent, key_rope = torch.where(seen, latent, 0.0), torch.where(seen, key_rope, 0.0)"
+LEAK = "masked-value-leak/nan-in-masked-value"
 FLOWS_BACK = 'returned = torch.einsum("bhqv,hvr->bhqr", flow, up_v)'
 
 MUTANTS = (
@@ -72,8 +75,8 @@ MUTANTS = (
            "query[:, :1, :, nope_dim:].to(wide)", KIND, ROPE),
     Mutant("latent-sees-the-next-key", "forms/latent_absorbed", "place <= diagonal", "place <= diagonal + 1",
            "causal-geometry/causal-top-left-vs-bottom-right", "mask.causal-upper-left"),
-    Mutant("latent-lengths-of-batch-0", "forms/latent_expanded", "lengths[:, None, None, None]  #",
-           "lengths[:1, None, None, None]  #", "varlen-or-paged/varlen-boundary-leak", VISIBLE),
+    Mutant("latent-lengths-of-batch-0", "forms/latent_expanded", "lengths[:, None]  #",
+           "lengths[:1, None]  #", "varlen-or-paged/varlen-boundary-leak", VISIBLE),
     Mutant("latent-lengths-one-too-long", "forms/latent_absorbed", "place < lengths", "place <= lengths",
            "varlen-or-paged/varlen-boundary-leak", ABSENT),
     Mutant("latent-lengths-ignored", "forms/latent_absorbed", "visible = place < lengths[:, None, None, None]",
@@ -157,6 +160,16 @@ MUTANTS = (
            "backward/fwd-bwd-mask-mismatch", GRADIENT),
     Mutant("latent-grad-of-an-empty-cache-is-nan", FUNCTION, AGAIN,
            f"{AGAIN}        scores = scores + 0 * lse\n", "tail-tile-or-block-multiple/backward-nan", GRADIENT),
+    Mutant("latent-absent-tokens-times-0", "forms/latent_expanded", CLEARED, "latent, key_rope", LEAK, ABSENT),
+    Mutant("latent-absent-tokens-cleared-of-nan-alone", "forms/latent_expanded", CLEARED,
+           CLEARED.replace("exists[..., None], x, 0.0", "exists[..., None] | ~x.isnan(), x, 0.0"), LEAK, ABSENT),
+    Mutant("latent-absent-rope-times-0-in-the-gradient", "forms/latent_expanded", CLEARED,
+           f"next{CLEARED}, key_rope", LEAK, ABSENT),
+    Mutant("latent-absent-tokens-times-0-in-the-sum", "forms/latent_absorbed",
+           "latent, key_rope = (torch.where(exists, x, 0.0) for x in (latent, key_rope))",
+           "key_rope = torch.where(exists, key_rope, 0.0)", LEAK, ABSENT),
+    Mutant("latent-absent-tokens-come-back", FUNCTION, SEEN, f"given = latent, key_rope\n        {SEEN}", LEAK, ABSENT,
+           also=(("save_for_backward(query, latent, key_rope,", "save_for_backward(query, *given,"),)),
     Mutant("latent-grad-is-half", FUNCTION, FLOWS_BACK, f"{FLOWS_BACK} / 2", KIND, GRADIENT),
     Mutant("latent-grad-through-bfloat16", FUNCTION, FLOWS_BACK, f"{FLOWS_BACK}.bfloat16().to(flow.dtype)", KIND,
            GRADIENT),

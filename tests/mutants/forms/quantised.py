@@ -12,6 +12,17 @@ SCORES = "query.to(wide) @ keys.transpose(-1, -2) * scale"
 CHECK = "if scale.ndim and not fits:"
 STORED = "if stored.dtype not in (torch.int8, torch.float8_e4m3fn) or not scale.dtype.is_floating_point:"
 OUTPUT = "output = weights @ values"
+FUNCTION, BACK = "forms/quantised_function", "quantised.backward"
+TO_QUERY, TO_WEIGHTS = "grad_query = grad_scores @ keys * ctx.scale", "weights * (flow @ values.mT - delta"
+TO_LSE, DELTA = "+ grad_lse[..., None])", "delta = (flow * output).sum(-1, keepdim=True)"
+AGAIN = "(q @ keys.mT * ctx.scale).masked_fill(~visible"
+NO_LSE = "none public: few kernels give the lse a gradient"
+
+
+def of_keys(scale: str) -> str:
+    """The gradient of the query with other scales of the keys than in the scores."""
+    return TO_QUERY.replace("keys", f"of_heads(key, {scale}, q, visible)")
+
 
 MUTANTS = (
     Mutant("quantised-scale-of-head-0", "forms/quantised", PRODUCT,
@@ -105,8 +116,8 @@ MUTANTS = (
            KIND, ABSENT,
            also=(("numbers if absent is None else torch.where(absent[:, None, :, None], 0.0, numbers)", "numbers"),)),
     Mutant("quantised-absent-seen", "forms/quantised", "if absent is not None:", "if False:", KIND, ABSENT),
-    Mutant("quantised-lengths-of-batch-0", "forms/quantised_folded", "int(key_lengths[b])", "int(key_lengths[0])",
-           KIND, ABSENT),
+    Mutant("quantised-lengths-of-the-last-batch", "forms/quantised_folded", "int(key_lengths[b])",
+           "int(key_lengths[-1])", KIND, ABSENT),
     Mutant("quantised-last-tile-whole", "forms/quantised_folded", "min(start + TILE, length)",
            "min(start + TILE, key.shape[2])", KIND, ABSENT),
     Mutant("quantised-no-keys-is-nan", "forms/quantised_folded", "if length:", "if True:", KIND, "key-lengths.zero"),
@@ -134,4 +145,45 @@ MUTANTS = (
     Mutant("quantised-takes-any-dtype", "forms/quantised", STORED, "if False:", KIND, SHAPE),
     Mutant("quantised-takes-unsigned", "forms/quantised", STORED,
            STORED.replace("torch.int8,", "torch.int8, torch.uint8,"), KIND, SHAPE),
+    Mutant("quantised-gradient-by-stored-keys", FUNCTION, TO_QUERY, of_keys("torch.ones_like(key_scale)"), KIND, BACK),
+    Mutant("quantised-gradient-with-the-key-scale-twice", FUNCTION, TO_QUERY, of_keys("key_scale**2"), KIND, BACK),
+    Mutant("quantised-gradient-with-the-value-scale-for-keys", FUNCTION, TO_QUERY,
+           of_keys("value_scale if value_scale.shape == key_scale.shape else key_scale"), KIND, BACK),
+    Mutant("quantised-gradient-with-the-scale-of-another-head", FUNCTION, TO_QUERY,
+           of_keys("key_scale.roll(1, 1) if key_scale.ndim else key_scale"), KIND, BACK),
+    Mutant("quantised-gradient-with-the-scale-of-head-0", FUNCTION, TO_QUERY,
+           of_keys("key_scale[:, :1] if key_scale.ndim else key_scale"), KIND, BACK),
+    Mutant("quantised-gradient-with-the-scales-of-batch-0", FUNCTION, TO_QUERY,
+           of_keys("key_scale[:1] if key_scale.ndim else key_scale"), KIND, BACK),
+    Mutant("quantised-gradient-reads-channels-as-tokens", FUNCTION, TO_QUERY,
+           of_keys("key_scale.mT if key_scale.ndim and key_scale.shape[3] == key.shape[2] else key_scale"), KIND, BACK),
+    Mutant("quantised-gradient-with-the-mean-of-the-channels", FUNCTION, TO_QUERY,
+           of_keys("key_scale.mean(-1, keepdim=True) if key_scale.ndim else key_scale"), KIND, BACK),
+    Mutant("quantised-gradient-by-stored-values", FUNCTION, TO_WEIGHTS,
+           TO_WEIGHTS.replace("values", "of_heads(value, torch.ones_like(value_scale), q, visible)"), KIND, BACK),
+    Mutant("quantised-gradient-without-the-softmax-scale", FUNCTION, TO_QUERY, "grad_query = grad_scores @ keys",
+           KIND, BACK),
+    Mutant("quantised-gradient-with-the-softmax-scale-twice", FUNCTION, TO_QUERY, f"{TO_QUERY}**2", KIND, BACK),
+    Mutant("quantised-gradient-with-the-scale-without-its-sign", FUNCTION, TO_QUERY,
+           TO_QUERY.replace("ctx.scale", "abs(ctx.scale)"), "scale-softcap-bias/silently-ignored-argument", BACK),
+    Mutant("quantised-gradient-is-half", FUNCTION, TO_QUERY, f"{TO_QUERY} / 2", KIND, BACK),
+    Mutant("quantised-gradient-is-0", FUNCTION, TO_QUERY, f"{TO_QUERY} * 0", KIND, BACK),
+    Mutant("quantised-gradient-without-delta", FUNCTION, DELTA, "delta = 0.0", KIND, BACK),
+    Mutant("quantised-gradient-with-the-delta-of-the-row-before", FUNCTION, DELTA, f"{DELTA}.roll(1, -2)", KIND, BACK),
+    Mutant("quantised-gradient-of-the-lse-dropped", FUNCTION, TO_LSE, ")", NO_LSE, BACK),
+    Mutant("quantised-gradient-of-the-lse-subtracted", FUNCTION, TO_LSE, TO_LSE.replace("+", "-"), NO_LSE, BACK),
+    Mutant("quantised-gradient-sees-the-future", FUNCTION, AGAIN, AGAIN.replace("visible", "visible.any(-2, True)"),
+           "backward/fwd-bwd-mask-mismatch", BACK),
+    Mutant("quantised-gradient-multiplies-absent-keys-by-0", FUNCTION, TO_QUERY,
+           of_keys("key_scale").replace("visible", "torch.ones_like(visible)"),
+           "masked-value-leak/nan-in-masked-value", BACK),
+    Mutant("quantised-gradient-of-no-keys-is-nan", FUNCTION, DELTA, f"{DELTA} + 0 * lse",
+           "tail-tile-or-block-multiple/backward-nan", BACK),
+    Mutant("quantised-gradient-with-heads-in-turn", FUNCTION, TO_QUERY,
+           TO_QUERY.replace("keys", "keys.unflatten(1, (key.shape[1], -1)).transpose(1, 2).flatten(1, 2)"),
+           "gqa-heads/gqa-head-order", BACK),
+    Mutant("quantised-gradient-of-products-in-bfloat16", FUNCTION, TO_QUERY,
+           TO_QUERY.replace("keys", "keys.bfloat16().to(q.dtype)"), KIND, BACK),
+    Mutant("quantised-gradient-with-ds-in-e4m3", FUNCTION, TO_QUERY,
+           TO_QUERY.replace("grad_scores", "grad_scores.to(torch.float8_e4m3fn).to(q.dtype)"), KIND, BACK),
 )  # fmt: skip
