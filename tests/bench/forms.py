@@ -14,31 +14,20 @@ import argparse
 import platform
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `packs` lies, here as under pytest
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `form_references` lies, here as under pytest
 
 from form_references import by_reference
 
-from attnspec.conformance.forms import dropout, quantised, rope
 from attnspec.conformance.forms.hold import FORMS, judged
-from attnspec.conformance.forms.multi_head import parameters
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.forms import FORMS as PROBLEMS
 from attnspec.golden.forms.form import FormCase, FormProblem, Tensors
-from attnspec.golden.forms.latent import LEAVES
 from attnspec.golden.store import FormGolden
-from attnspec.reference.additive import additive_attention
-from attnspec.reference.latent import latent_attention, latent_backward
-from attnspec.reference.merge import Part, merge
-from attnspec.reference.multi_head import MultiHeadAttention
-from attnspec.reference.quantised import quantised_attention, quantised_backward
-from attnspec.reference.rope import frequencies, rotate
 
 HONEST = Path(__file__).resolve().parents[1] / "honest" / "forms"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -146,80 +135,12 @@ def drawn_deal(rng: np.random.Generator) -> str:
 def golden(problem: FormProblem) -> FormGolden:
     """Return a problem with its inputs and, from the float64 reference, what is right."""
     inputs = problem.inputs()
-    truth = TRUTHS[problem.form](problem, inputs)
-    return FormGolden(FormCase("drawn", problem, (), ""), inputs | {n: x.detach() for n, x in truth.items()})
-
-
-def merged(problem: Any, inputs: Tensors) -> Tensors:
-    found = merge([Part(*part) for part in zip(inputs["outputs"], inputs["lses"], strict=True)])
-    return {"output": found.output, "lse": found.lse}
-
-
-def module_output(problem: Any, inputs: Tensors) -> Tensors:
-    options = {"bias": not problem.no_bias, "num_kv_heads": problem.groups}
-    module = MultiHeadAttention(problem.d_model, problem.heads, **options).double().eval()
-    module.load_state_dict(parameters(inputs))
-    tokens = (inputs[name].double() for name in ("query", "key", "value"))
-    return {"output": module(*tokens, inputs.get("mask"))}
-
-
-def added(problem: Any, inputs: Tensors) -> Tensors:
-    network = (inputs[name] for name in ("query", "key", "value", "w_q", "w_k", "v_a"))
-    found = additive_attention(*network, attn_mask=inputs.get("attn_mask"), is_causal=problem.causal)
-    return {"output": found.output, "lse": found.lse, "weights": found.weights}
-
-
-def dropped(problem: Any, inputs: Tensors) -> Tensors:
-    case = FormGolden(FormCase("drawn", problem, (), ""), widened(inputs))
-    return dropout.run(runpy.run_path(str(HONEST / "dropout.py"))["target"], case)
-
-
-def referenced(problem: Any, inputs: Tensors) -> Tensors:
-    return by_reference(FormGolden(FormCase("drawn", problem, (), ""), widened(inputs)))
-
-
-def widened(inputs: Tensors) -> Tensors:
-    """The same numbers in float64."""
-    return {name: x.double() if x.dtype.is_floating_point else x for name, x in inputs.items()}
-
-
-def rotated(problem: Any, inputs: Tensors) -> Tensors:
-    def turn(x: torch.Tensor, positions: torch.Tensor, *, interleaved: bool = False, **_: Any) -> torch.Tensor:
-        inv_freq = frequencies(problem.turned, problem.base)
-        return rotate(x, positions, inv_freq, "interleaved" if interleaved else "half_split")
-
-    return rope.run(turn, FormGolden(FormCase("drawn", problem, (), ""), widened(inputs)))
-
-
-def dequantised(problem: Any, inputs: Tensors) -> Tensors:
-    tensors = [inputs[name] for name in quantised.TENSORS]
-    options = {**problem.options, "key_lengths": inputs.get("key_lengths")}
-    found = quantised_attention(*tensors, **options)
-    results = {"output": found.output, "lse": found.lse}
-    if problem.grad:
-        flow = {"grad_lse": inputs.get("grad_lse")}
-        results["grad_query"] = quantised_backward(*tensors, inputs["grad_output"], **flow, **options)
-    return results
-
-
-def latent(problem: Any, inputs: Tensors) -> Tensors:
-    tensors = [inputs[name] for name in LEAVES]
-    corner = "lower_right" if problem.causal == "lower_right" else "upper_left"
-    options = {"is_causal": problem.causal != "none", "causal_alignment": corner}
-    options |= {"key_lengths": inputs.get("key_lengths"), "scale": problem.scale or None}
-    found = latent_attention(*tensors, **options)
-    results = {"output": found.output, "lse": found.lse}
-    if problem.grad:
-        given = latent_backward(*tensors, inputs["grad_output"], grad_lse=inputs.get("grad_lse"), **options)
-        results |= {f"grad_{name}": getattr(given, name) for name in LEAVES}
-    return results
-
-
-TRUTHS: dict[str, Callable[[Any, Tensors], Tensors]] = {
-    "merge": merged, "multi_head": module_output, "additive": added, "dropout": dropped, "packed": referenced,
-    "paged": referenced, "rope": rotated, "quantised": dequantised, "latent": latent, "context_parallel": referenced,
-    "relative_bias": referenced,
-}  # fmt: skip
+    kept = ("key_scale", "value_scale")  # float32 or narrower in any call
+    narrow = inputs[problem.leading].dtype
+    wide = {name: x.double() if x.dtype == narrow and name not in kept else x for name, x in inputs.items()}
+    case = FormCase("drawn", problem, (), "")
+    truth = by_reference(FormGolden(case, wide))
+    return FormGolden(case, inputs | {name: x.detach() for name, x in truth.items()})
 
 
 def main() -> int:
