@@ -58,6 +58,12 @@ MODIFIED: dict[str, dict[str, str]] = {
         "gradients-softcap-bias-float64": (
             "b=2/q=5/k=9/d=3/mask=float.bhqk.random/softcap=2/scores=4/dtype=float64/grad=lse/seed=452"
         ),
+        "gradients-softcap-bias-bfloat16": (
+            "hq=2/q=9/k=17/d=24/mask=float.hqk.random/softcap=2/scores=4/dtype=bf16/grad/seed=457"
+        ),
+        "gradients-softcap-bias-float16": (
+            "b=2/hq=2/q=9/k=17/d=8/mask=float.b11k.bias/softcap=3/scores=4/dtype=fp16/grad=lse/seed=458"
+        ),
         "gradients-softcap-causal-grouped-float32": (
             "b=2/hq=4/hkv=2/q=9/k=9/d=8/causal/softcap=3/scores=4/grad/seed=453"
         ),

@@ -38,6 +38,10 @@ SLOPED: dict[str, dict[str, str]] = {
         "gradients-slopes-float32": "b=2/hq=3/q=9/k=17/d=8/alibi=symmetric.learned/grad=lse/seed=460",
         "gradients-slopes-signed-float32": "b=2/hq=2/q=9/k=17/d=8/alibi=signed.learned/grad=lse/seed=461",
         "gradients-slopes-batched-float32": "b=3/hq=2/q=5/k=9/d=8/alibi=symmetric.bh.learned/grad/seed=462",
+        "gradients-slopes-batched-grouped-float32": (
+            "b=2/hq=4/hkv=2/q=5/k=9/d=8/alibi=symmetric.bh.learned/grad=lse/seed=477"
+        ),
+        "gradients-slopes-many-rows-float32": "hq=2/q=70/k=17/d=8/alibi=symmetric.learned/grad=lse/seed=478",
         "gradients-slopes-batched-signed-lower-right-bfloat16": (
             "b=2/hq=2/q=17/k=9/d=8/alibi=signed.lower_right.bh.learned/dtype=bf16/grad=lse/seed=463"
         ),

@@ -67,7 +67,9 @@ def backwards(level: str) -> Iterator[Problem]:
     for dtype in DTYPES[1:]:
         yield learned.but(dtype=dtype)
     for (form, corner), shape in product(PLACES, SLOPE_SHAPES):
-        yield learned.but(alibi=Alibi(form, corner, shape, True))
+        at = learned.but(alibi=Alibi(form, corner, shape, True))
+        yield at
+        yield at.but(q_heads=6, kv_heads=2) if shape == "bh" else at.but(q_len=130, k_len=33)
     yield from mixed(learned.but(q_len=70, k_len=33))
     yield learned.but(q_heads=6, kv_heads=2, causal="upper_left", grad="output")
     yield learned.but(mask=Mask("float", "1hqk", "random"))

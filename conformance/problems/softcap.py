@@ -58,6 +58,8 @@ def passes(level: str) -> Iterator[Problem]:
     for turn, problem in enumerate(beside(BASE.but(scores=2.0))):
         yield problem.but(grad=("lse", "output")[turn % 2])
     yield BASE.but(q_len=70, k_len=5, grad="lse", dtype="bfloat16", scores=2.0)
+    for dtype in ("bfloat16", "float16"):
+        yield BASE.but(dtype=dtype, scores=2.0, mask=Mask("float", "hqk", "random"), grad="output")
 
 
 def few_keys(level: str) -> Iterator[Problem]:

@@ -107,6 +107,8 @@ MUTANTS = (
            LAST, GRADIENT),
     Mutant("slopes-gradient-of-the-last-row", "alibi_learned", DSLOPES, "dslopes -= (ds * distance)[:, :, -1].sum(2)",
            LAST, GRADIENT),
+    Mutant("slopes-gradient-of-the-first-64-rows", "alibi_learned", DSLOPES,
+           "dslopes -= (ds * distance)[:, :, :64].sum((2, 3))", "none public: rows beyond a tile left out", GRADIENT),
     Mutant("slopes-gradient-from-the-other-corner", "alibi_learned", FAR,
            "distance = (rows + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])[keys]).abs()", CORNERS, GRADIENT),
     Mutant("slopes-gradient-of-the-other-form", "alibi_learned", FAR,
@@ -125,6 +127,9 @@ MUTANTS = (
     Mutant("slopes-gradient-of-key-heads", "alibi_learned", SUMMED,
            f"group = q.shape[1] // key.shape[1]\n        {SUMMED}.unflatten(1, (-1, group)).sum(2)"
            ".repeat_interleave(group, 1)", HEAD, GRADIENT),
+    Mutant("slopes-gradient-of-groups-and-batches-doubled", "alibi_learned", SUMMED,
+           f"dslopes = dslopes * (2 if len(slopes) > 1 and key.shape[1] < query.shape[1] else 1)\n        {SUMMED}",
+           "none public: two options that are right alone", GRADIENT),
     Mutant("slopes-gradient-without-that-of-the-lse", "alibi_learned",
            "delta = (do * output.to(lse.dtype)).sum(-1) - grad_lse", "delta = (do * output.to(lse.dtype)).sum(-1)",
            LOST, GRADIENT),

@@ -92,6 +92,8 @@ MUTANTS = (
     Mutant("grad-softcap-slope-over-the-cap", R, DS, "ds = dz * (1 - t * t) / (cap or 1)", LEFT_OUT, GRADIENT),
     Mutant("grad-softcap-slope-of-the-capped-score", R, DS, "ds = dz * (1 - torch.tanh(t) ** 2)", LEFT_OUT, GRADIENT),
     Mutant("grad-softcap-on-the-bias-too", R, DMASK, "dmask = ds.sum_to_size", LEFT_OUT, "backward.bias"),
+    Mutant("grad-softcap-on-the-bias-in-16-bits", R, DMASK, "dmask = (ds if query.itemsize == 2 else dz).sum_to_size",
+           LEFT_OUT, "backward.bias"),
     Mutant("grad-softcap-recomputed-without", R, f"        {AGAIN}\n        p =",
            "        scores, t = scores_of(q, k, attn_mask, is_causal, scale, 0.0)\n        p =",
            "backward/fwd-bwd-mask-mismatch", GRADIENT),
