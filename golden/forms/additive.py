@@ -16,8 +16,8 @@ from attnspec.reference.exact.additive import additive_attention
 from attnspec.spec.dtypes import format_named
 from attnspec.spec.errors import InputError
 
-MASKS = ("none", "padding", "rows", "empty", "bias", "bias_empty")
-BIASES = ("bias", "bias_empty")
+MASKS = ("none", "padding", "rows", "empty", "bias", "bias_empty", "bias_low")
+BIASES = {"bias": 0.0, "bias_empty": -np.inf, "bias_low": -30000.0}  # what stands where `empty` hides
 BIAS = 2.0  # standard deviation of what a mask adds, some times that of the scores
 NETWORK = ("query", "key", "w_q", "w_k", "v_a")
 
@@ -63,6 +63,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "additive-bias-empty-row-float16": (
             "q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=bias_empty/dtype=float16/seed=844"
         ),
+        "additive-bias-low-float32": "b=2/q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=bias_low/seed=845",
+        "additive-bias-low-float64": "q=5/k=7/query_dim=8/key_dim=8/hidden=8/mask=bias_low/dtype=float64/seed=846",
     },
 }
 
@@ -72,8 +74,8 @@ class AdditiveProblem(WordProblem):
     """Additive attention. b, h, q, k: batch, heads, q_len, k_len. value_dim: 0 is key_dim. arguments: factor on the
     arguments of tanh; scores: factor on v_a. mask, bool: `padding` (batch, 1, 1, k_len); `rows` (random) and `empty`
     (random, and the first row sees nothing), (batch, 1, q_len, k_len). mask, floating, (batch, heads, q_len, k_len):
-    `bias`, normal numbers times 2; `bias_empty`, the same with -inf where `empty` hides. causal: row i sees no key j >
-    i."""
+    `bias`, normal numbers times 2; `bias_empty`, `bias_low`, the same with -inf, or -30000, where `empty` hides.
+    causal: row i sees no key j > i."""
 
     form: ClassVar[str] = "additive"
     truths: ClassVar[tuple[str, ...]] = ("output", "lse", "weights")
@@ -145,9 +147,9 @@ class AdditiveProblem(WordProblem):
         return torch.from_numpy(keep)
 
     def _bias(self, draw: Source, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the mask that is added to the scores, -inf where a slot is hidden."""
+        """Return the mask that is added to the scores."""
         bias = to_tensor(draw.normal("bias", shape) * BIAS, format_named(self.dtype))
-        return bias if self.mask == "bias" else bias.masked_fill(~self._mask(draw, shape), -torch.inf)
+        return bias if self.mask == "bias" else bias.masked_fill(~self._mask(draw, shape), BIASES[self.mask])
 
     def truth(self, inputs: Tensors) -> Arrays:
         """Return output, lse and weights; the weights are the output for values of which each is one key's unit
@@ -164,5 +166,5 @@ class AdditiveProblem(WordProblem):
         """Return the ids of the rules that decide the answer."""
         masked = self.mask != "none" or self.causal
         table = {"additive.mask": masked, "additive.score": self.k > 1, "additive.softmax": True}
-        table |= {"accuracy.additive-within-budget": True}
+        table |= {"mask.finite-bias": self.mask == "bias_low", "accuracy.additive-within-budget": True}
         return tuple(rule for rule, decides in table.items() if decides)

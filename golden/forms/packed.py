@@ -60,6 +60,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "packed-lengths-causal-lower-right-float16": (
             "q=2.1.3/k=5.4.6/hq=2/causal=lower_right/lengths=3.4.5/dtype=float16/seed=842"
         ),
+        "packed-lengths-window-causal-float32": (
+            "q=4.3/k=9.8/hq=2/causal=lower_right/window=2.-1/lengths=7.6/seed=844"
+        ),
+        "packed-lengths-window-upper-left-bfloat16": (
+            "q=5.3/k=9.8/hq=2/causal=upper_left/window=1.-1/lengths=4.8/dtype=bfloat16/seed=845"
+        ),
         "packed-tail-float32": "q=3.2/k=4.5/hq=2/tail=3/seed=843",
     },
     "Gradients are those of each member: none passes a boundary, and absent keys and the tail have none.": {
@@ -70,6 +76,10 @@ GROUPS: dict[str, dict[str, str]] = {
         "packed-gradients-empty-member-float32": "q=2.3.0.1/k=3.0.2.2/grad=output/seed=854",
         "packed-gradients-lse-float32": "q=3.4/k=5.2/hq=2/grad=lse/seed=855",
         "packed-gradients-lengths-tail-float32": "q=3.2/k=5.4/hq=2/lengths=2.4/tail=2/grad=output/seed=856",
+        "packed-gradients-window-float32": "q=7.5/hq=2/window=2.1/grad=output/seed=858",
+        "packed-gradients-window-causal-lower-right-float16": (
+            "q=3.6/k=8.9/hq=2/causal=lower_right/window=3.2/grad=lse/dtype=float16/seed=859"
+        ),
         "packed-gradients-far-below-zero-float32": "q=5.4/k=9.6/shift=-200/grad=output/seed=857",
     },
 }

@@ -60,6 +60,7 @@ GROUPS: dict[str, dict[str, str]] = {
             "b=2/q=5/d=12/rotary_dim=8/interleaved/positions=batch/first=30/grad/dtype=bfloat16/seed=1051"
         ),
         "rope-gradient-partial-float64": "q=5/d=8/rotary_dim=6/first=3/grad/dtype=float64/seed=1052",
+        "rope-gradient-base-float32": "h=2/q=5/d=8/base=500000/first=9/grad/seed=1054",
         "rope-gradient-decode-float16": "b=2/h=2/q=1/d=8/first=17/grad/dtype=float16/seed=1053",
     },
     "Attention over rotated queries and keys: positions that all grow by one number change nothing.": {

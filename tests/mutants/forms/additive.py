@@ -50,6 +50,8 @@ MUTANTS = (
            "attn_mask[..., None].clamp_min(-1e4))) @ v_a", KIND, MASK, also=(("scores + attn_mask if", "scores if"),)),
     Mutant("additive-bias-of-head-0", "forms/additive", "scores + attn_mask if", "scores + attn_mask[:, :1] if",
            KIND, MASK),
+    Mutant("additive-low-bias-taken-for-a-mask", "forms/additive", "attn_mask > -torch.inf if", "attn_mask > -1e4 if",
+           KIND, "mask.finite-bias"),
     Mutant("additive-arguments-in-bfloat16", "forms/additive", TANH,
            "torch.tanh((from_query + from_key).bfloat16().to(wide)) @ v_a", KIND, ADDED),
     Mutant("additive-weights-in-bfloat16", "forms/additive", "weights @ value", "weights.bfloat16().to(wide) @ value",

@@ -28,6 +28,7 @@ LSE = "lses.append(torch.logsumexp(scores.masked_fill(empty[:, None], 0.0), -1).
 CHECKED = "if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):"
 ENDS = "ends = cu_seqlens.tolist()"
 IN_RANGE = "if any(not 0 <= length <= most for length, most in zip(lengths, stored, strict=True)):"
+LEFT = "if left >= 0:"
 SHIFTED = "value.roll(1, 0)[first : first + length].to(wide).transpose(0, 1).repeat_interleave(group, 0)"
 
 MUTANTS = (
@@ -131,6 +132,11 @@ MUTANTS = (
            BOUNDARIES),
     Mutant("packed-takes-falling-queries", LOOP, "ends != sorted(ends) or ", "",
            ACCEPTED, BOUNDARIES),
+    Mutant("packed-window-lost-beside-lengths-and-triangle", LOOP, LEFT,
+           f"{LEFT[:-1]} and not (is_causal and key_lengths is not None):", NONE, WINDOW),
+    Mutant("packed-gradient-halved-beside-a-window", LOOP, OUTPUT,
+           "part = (weights @ v).transpose(0, 1)\n        outputs.append(part if window_size is None else (part + "
+           "part.detach()) / 2)", NONE, BACK),
     Mutant("packed-takes-falling-keys", TILES, " or (cu_seqlens.diff() < 0).any()", "",
            ACCEPTED, BOUNDARIES),
     Mutant("packed-cuts-boundaries-to-the-pack", LOOP, ENDS, "ends = cu_seqlens.clamp(max=total).tolist()",

@@ -99,6 +99,14 @@ MUTANTS = (
            BACK.replace("ctx.interleaved", "not ctx.interleaved"), KIND, GRADIENT),
     Mutant("rope-gradient-without-the-rest", "forms/rope", BACK,
            BACK + " * (torch.arange(grad.shape[-1]) < 2 * cos.shape[-1])", KIND, GRADIENT),
+    Mutant("rope-gradient-of-the-usual-base", "forms/rope", "return Rotation.apply(x, cos, sin, interleaved)",
+           "usual = positions[..., None].float() * 10000.0 ** -(2 * pair / rotary_dim)\n"
+           "    usual = (usual[:, None] if usual.ndim == 3 else usual).to(wide)\n"
+           "    return Rotation.apply(x, cos, sin, interleaved, usual)", KIND, GRADIENT,
+           also=(("def forward(ctx, x, cos, sin, interleaved):\n        ctx.save_for_backward(cos, sin)",
+                  "def forward(ctx, x, cos, sin, interleaved, usual):\n"
+                  "        ctx.save_for_backward(usual.cos(), usual.sin())"),
+                 ("ctx.interleaved), None, None, None", "ctx.interleaved), None, None, None, None"))),
     Mutant("rope-gradient-of-batch-0", "forms/rope", BACK,
            "turned(grad, *((cos, -sin) if cos.ndim == 2 else (cos[:1], -sin[:1])), ctx.interleaved)", KIND, GRADIENT),
     Mutant("rope-cos-and-sin-in-bfloat16", "forms/rope", "torch.cos(angle).to(wide), torch.sin(angle).to(wide)",
