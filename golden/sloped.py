@@ -59,6 +59,16 @@ SLOPED: dict[str, dict[str, str]] = {
             "b=2/hq=2/q=9/k=17/d=8/alibi=symmetric.bh.learned/mask=bool.bhqk.empty_rows/grad=lse/seed=468"
         ),
         "gradients-slopes-sinks-float32": "b=2/hq=2/q=9/k=17/d=8/alibi=symmetric.learned/sinks/grad=lse/seed=469",
+        "gradients-slopes-lower-right-sinks-float32": (
+            "b=2/hq=2/q=9/k=17/d=8/alibi=symmetric.lower_right.learned/sinks/grad=lse/seed=479"
+        ),
+        "gradients-slopes-lower-right-batched-causal-float32": (
+            "b=2/hq=4/hkv=2/q=9/k=17/d=8/causal=lower_right/alibi=symmetric.lower_right.bh.learned/grad/seed=480"
+        ),
+        "gradients-slopes-lower-right-window-bias-bfloat16": (
+            "hq=2/q=17/k=9/d=8/window=4.1.lower_right/mask=float.hqk.random/alibi=symmetric.lower_right.learned"
+            "/dtype=bf16/grad/seed=481"
+        ),
         "gradients-slopes-softcap-float32": (
             "hq=2/q=9/k=17/d=8/alibi=signed.learned/softcap=2/scores=4/grad=lse/seed=470"
         ),
