@@ -102,6 +102,9 @@ def test_gradients_of_another_shape_are_told() -> None:
         paged_backward(query, keys, values, torch.zeros(3, 4, 1, 2), TABLE, LENGTHS)
     with pytest.raises(InputError, match="differ in blocks, page size or heads"):
         paged_backward(query, keys, values[:4], torch.zeros(3, 4, 1, 3), TABLE, LENGTHS)
+    for scale in ("x", math.inf):
+        with pytest.raises(InputError, match=rf"^scale is {scale!r}: use a finite number, or None for 1/sqrt"):
+            paged_backward(query, keys, values, torch.zeros(3, 4, 1, 3), TABLE, LENGTHS, scale=scale)
 
 
 # ---------------------------------------------------------------- the truth
