@@ -157,10 +157,10 @@ class Parts:
     def add(self, slots: torch.Tensor, part: torch.Tensor, error: torch.Tensor) -> None:
         """Take in what one sequence gives to its slots, and the budget of that, each (1, kv_heads, length, dim)."""
         part, error = part[0].transpose(0, 1), error[0].transpose(0, 1)
-        self.rising[slots] += part.clamp_min(0.0)
-        self.falling[slots] -= part.clamp_max(0.0)
-        self.errors[slots] += error
-        self.readers[slots] += 1
+        self.rising.index_add_(0, slots, part.clamp_min(0.0))
+        self.falling.index_add_(0, slots, -part.clamp_max(0.0))
+        self.errors.index_add_(0, slots, error)
+        self.readers.index_add_(0, slots, torch.ones(len(slots), 1, 1, dtype=torch.float64))
 
     def bound(self, unit: float) -> torch.Tensor:
         """Return what the sum may be off by when each addition rounds by `unit`. Chapter "accuracy", equation (14)."""
