@@ -20,7 +20,7 @@ from attnspec.spec.capabilities import Capabilities
 from attnspec.spec.errors import InputError, Unavailable, did_you_mean
 
 IN_PYTHON = "package.module:attr or path/to/file.py:attr"
-FORMS = "use a backend's name, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel"
+FORMS = "a backend's name, package.module:attr, path/to/file.py:attr or path/to/file.cu:kernel"
 
 
 def resolve(
@@ -88,7 +88,8 @@ def load_form_target(target: str) -> Any:
     backend and a CUDA file, which are kernels."""
     if target in backend_names() or target.rpartition(":")[0].endswith(".cu"):
         raise InputError(f"target {target!r} is a kernel, for `attnspec validate`: use {IN_PYTHON}")
-    if not target.rpartition(":")[0]:
+    place, _, attribute = target.rpartition(":")
+    if not place or not attribute:
         raise InputError(f"target {target!r} has no attribute: use {IN_PYTHON}")
     return load_attribute(target, classes=True)
 
@@ -99,8 +100,8 @@ def load_attribute(target: str, classes: bool = False) -> Any:
     if not colon or not place or not attribute:
         known = backend_names()
         backend = f"is no backend ({', '.join(known)}) and has no attribute"
-        raise InputError(f"target {target!r} {backend}: {FORMS}{did_you_mean(target, known)}")
-    module = _from_file(place) if place.endswith(".py") else _from_name(place)
+        raise InputError(f"target {target!r} {backend}: use {FORMS}{did_you_mean(target, known)}")
+    module = _from_file(place) if place.endswith(".py") else _from_name(place, IN_PYTHON if classes else FORMS)
     try:
         found: Any = attrgetter(attribute)(module)
     except AttributeError:
@@ -140,7 +141,7 @@ def _from_file(place: str) -> Any:
     return module
 
 
-def _from_name(place: str) -> Any:
+def _from_name(place: str, right: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does
@@ -149,7 +150,7 @@ def _from_name(place: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):  # an import of the module's own
             raise InputError(_import_failed(place, error)) from None
-        raise InputError(f"target module {place!r} does not exist: {FORMS}") from None
+        raise InputError(f"target module {place!r} does not exist: use {right}") from None
     except (Exception, SystemExit) as error:
         raise InputError(_import_failed(place, error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 
@@ -46,16 +47,16 @@ def attention(
     alibi_alignment, of the form alibi_form; None is none. dropout_p: the probability that a weight is dropped; keep:
     which are kept, bool (batch, q_heads, q_len, k_len), needed where dropout_p is not 0. Returns output (batch,
     q_heads, q_len, value_dim), lse (batch, q_heads, q_len) and weights (batch, q_heads, q_len, k_len), after dropout.
-    Raises InputError where shapes or dtypes do not fit, or a length, the window or dropout_p is out of range. Rules:
-    `attention.output`, `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`, `window.bounds`,
-    `softcap.scores`, `softcap.lse`, `sinks.weight`, `alibi.bias`, `dropout.on-weights`, `dropout.lse`. Source: Vaswani
-    et al. 2017, equation 1.
+    Raises InputError where shapes or dtypes do not fit, or scale, a length, the window or dropout_p is out of range.
+    Rules: `attention.output`, `attention.scale-default`, `attention.scale-explicit`, `key-lengths.absent`,
+    `window.bounds`, `softcap.scores`, `softcap.lse`, `sinks.weight`, `alibi.bias`, `dropout.on-weights`, `dropout.lse`.
+    Source: Vaswani et al. 2017, equation 1.
     """
     check_inputs(query, key, value, enable_gqa)
     if key_lengths is not None:
         key = lengths.clear_absent(key, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, head_dim)
         value = lengths.clear_absent(value, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, value_dim)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = softmax_scale(scale, query.shape[-1])
     query, key, value = query.double(), key.double(), value.double()
     key = grouped_heads.expand(key, query.shape[1])  # (batch, q_heads, k_len, head_dim)
     value = grouped_heads.expand(value, query.shape[1])  # (batch, q_heads, k_len, value_dim)
@@ -99,6 +100,16 @@ def answer(call: Call, causal_alignment: str = "upper_left", keep: torch.Tensor 
         dropout_p=call.dropout_p,
         keep=keep,
     )
+
+
+def softmax_scale(scale: float | None, head_dim: int) -> float:
+    """Return the factor of the scores, 1/sqrt(head_dim) for None. Raises InputError unless it is a finite number.
+    Rules: `attention.scale-default`, `attention.scale-explicit`."""
+    if scale is None:
+        return 1 / math.sqrt(head_dim)
+    if not isinstance(scale, Real) or not math.isfinite(scale):
+        raise InputError(f"scale is {scale!r}: use a finite number, or None for 1/sqrt(head_dim)")
+    return float(scale)
 
 
 def check_inputs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:

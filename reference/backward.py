@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from attnspec.reference import alibi, dropout, grouped_heads, lengths, masks
 from attnspec.reference import softcap as caps
-from attnspec.reference.attention import check_inputs
+from attnspec.reference.attention import check_inputs, softmax_scale
 from attnspec.reference.sinks import as_scores
 from attnspec.reference.sinks import backward as sinks_backward
 from attnspec.reference.softmax import lse, softmax
@@ -44,16 +42,16 @@ def backward(
     gradient of the loss with respect to the output, (batch, q_heads, q_len, value_dim); grad_lse: with respect to the
     lse, (batch, q_heads, q_len), None for 0; of any floating dtype. dropout_p: in [0, 1); keep: the bool mask that
     dropout drew in the forward, (batch, q_heads, q_len, k_len), True where a weight is kept. Hidden slots and rows
-    that see no key add exactly 0. Raises InputError where shapes or dtypes do not fit. Rules: `backward.query`,
-    `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.empty-row`, `backward.hidden`,
-    `backward.matches-forward`, `softcap.gradient`, `sinks.gradient`, `alibi.gradient`, `backward.dropout`. Source: Dao
-    et al. 2022 (FlashAttention), appendix B.2.
+    that see no key add exactly 0. Raises InputError where shapes or dtypes do not fit, or scale is not finite. Rules:
+    `backward.query`, `backward.key`, `backward.value`, `backward.bias`, `backward.lse`, `backward.empty-row`,
+    `backward.hidden`, `backward.matches-forward`, `softcap.gradient`, `sinks.gradient`, `alibi.gradient`,
+    `backward.dropout`. Source: Dao et al. 2022 (FlashAttention), appendix B.2.
     """
     check_inputs(query, key, value, enable_gqa)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     check_gradients(query, value, grad_output, grad_lse)
     check_dropout(shape, dropout_p, keep)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = softmax_scale(scale, query.shape[-1])
     given_key, given_value = key, value
     if key_lengths is not None:
         key = lengths.clear_absent(key, query.shape[0], key_lengths)  # (batch, kv_heads, k_len, head_dim)

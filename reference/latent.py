@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
-from attnspec.reference.attention import attention
+from attnspec.reference.attention import attention, softmax_scale
 from attnspec.reference.backward import backward
 from attnspec.reference.rope import rotate
 from attnspec.spec.call import Result
@@ -43,7 +42,7 @@ def latent_attention(
     position; w_uk: (heads, nope_dim, kv_rank); w_uv: (heads, value_dim, kv_rank), all of floating dtypes. scale: None
     is 1/sqrt(nope_dim + rope_dim). is_causal, causal_alignment, key_lengths: those of
     `attnspec.reference.attention.attention`. Returns output (batch, heads, q_len, value_dim), lse and weights. Raises
-    InputError where shapes or dtypes do not fit. Rules: `latent.expanded`, `latent.scale`, `latent.shared-rope`.
+    InputError where shapes, dtypes or scale do not fit. Rules: `latent.expanded`, `latent.scale`, `latent.shared-rope`.
     Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 9 to 19.
     """
     check_latent(query, latent, key_rope, w_uk, w_uv)
@@ -83,7 +82,7 @@ def absorbed_attention(
     """
     check_latent(query, latent, key_rope, w_uk, w_uv)
     nope_dim = w_uk.shape[1]
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = softmax_scale(scale, query.shape[-1])
     from_latent = query[..., :nope_dim].double() @ w_uk.double()  # (batch, heads, q_len, kv_rank)
     result = attention(
         torch.cat([from_latent, query[..., nope_dim:].double()], dim=-1),  # (batch, heads, q_len, kv_rank + rope_dim)
@@ -116,13 +115,14 @@ def latent_backward(
     """Return the gradients of a loss with respect to query, latent, key_rope, w_uk and w_uv, in float64.
 
     Arguments as those of `latent_attention`; grad_output: (batch, heads, q_len, value_dim); grad_lse: (batch, heads,
-    q_len), None for 0. With dk and dv the gradients of the keys and values of a head (chapter "backward"):
+    q_len), None for 0, of any floating dtype. With dk and dv the gradients of the keys and values of a head (chapter
+    "backward"):
 
         dc = sum over heads of W^UK^T dk_nope + W^UV^T dv        dk_rope = sum over heads of dk_rope of the head
         dW^UK = sum over batch and keys of dk_nope c^T           dW^UV = sum over batch and keys of dv c^T
 
-    Raises InputError as `latent_attention` does. Rule: `latent.gradient`. Source: the chain rule on DeepSeek-AI 2024,
-    equations 9 to 19.
+    Raises InputError as `latent_attention` and `backward` do. Rule: `latent.gradient`. Source: the chain rule on
+    DeepSeek-AI 2024, equations 9 to 19.
     """
     check_latent(query, latent, key_rope, w_uk, w_uv)
     key, value = expand(latent, key_rope, w_uk, w_uv)

@@ -81,10 +81,13 @@ def relative_bias_backward(
 ) -> torch.Tensor:
     """Return the gradient of the table, float64 (num_buckets, heads): the sum over all slots that read an entry.
 
-    grad_bias: gradient of the loss with respect to the bias, (batch or 1, heads, q_len, k_len), as
-    `attnspec.reference.backward.backward` gives it for an `attn_mask`. Raises InputError as `bucket` does. Rule:
-    `relative-bias.gradient`.
+    grad_bias: gradient of the loss with respect to the bias, (batch or 1, heads, q_len, k_len), of any floating dtype,
+    as `attnspec.reference.backward.backward` gives it for an `attn_mask`. Raises InputError as `bucket` does, and for
+    another grad_bias. Rule: `relative-bias.gradient`.
     """
+    if grad_bias.ndim != 4 or not grad_bias.dtype.is_floating_point:
+        said = f"grad_bias is {grad_bias.dtype} {tuple(grad_bias.shape)}"
+        raise InputError(f"{said}: use floating (batch or 1, heads, q_len, k_len)")
     _, heads, q_len, k_len = grad_bias.shape
     places = buckets_of_slots(num_buckets, q_len, k_len, max_distance, bidirectional, alignment)
     of_slots = grad_bias.double().sum(0).permute(1, 2, 0).reshape(-1, heads)  # (q_len * k_len, heads)
@@ -105,6 +108,9 @@ def buckets_of_slots(
 
 def check_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
     """Raise InputError for buckets that cannot be. Rule: `relative-bias.shape`."""
+    for name, number in (("num_buckets", num_buckets), ("max_distance", max_distance)):
+        if not isinstance(number, int):
+            raise InputError(f"{name} is {number!r}: use a whole number, an int")
     if bidirectional and num_buckets % 2:
         raise InputError(f"num_buckets is {num_buckets}: use an even number where it is bidirectional")
     count = num_buckets // 2 if bidirectional else num_buckets

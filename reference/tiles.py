@@ -6,7 +6,6 @@ tile of keys serves them all and keys are not expanded.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from attnspec.reference import masks, windows
 from attnspec.reference import softcap as caps
 from attnspec.reference.alibi import fitting_slopes
-from attnspec.reference.attention import check_inputs
+from attnspec.reference.attention import check_inputs, softmax_scale
 from attnspec.spec.errors import InputError
 
 
@@ -167,7 +166,7 @@ def tiles(
         slopes=None if alibi_slopes is None else slopes_of(alibi_slopes, batch, groups, accumulate),
         alibi_form=alibi_form,
         alibi_diagonal=offsets[alibi_alignment],
-        scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        scale=softmax_scale(scale, head_dim),
         softcap=softcap,
         accumulate=accumulate,
     )

@@ -286,6 +286,7 @@ def test_a_problem_is_read_as_it_is_written(case: FormCase) -> None:
         ("paged", "lengths=4.5/queries=1", "use a number for each of 2 sequences"),
         ("paged", "lengths=4/shared=2", "shared is 2: use 1 at most"),
         ("paged", "lengths=4/unused=some", "unused is 'some'"),
+        ("paged", "lengths=20/causal/twice", "twice goes with causal or shared: use it alone"),
         ("latent", "q=1/grad=both", "grad is 'both': use output or lse"),
         ("paged", "lengths=4/grad=key", "grad 'key': use one of"),
         ("dropout", "q=1/k=1/d=1", "use dropout"),

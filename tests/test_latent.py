@@ -291,6 +291,28 @@ def test_bad_input_is_told_in_one_line(place: int, shape: tuple[int, ...], messa
         exact_latent_attention(*(x.numpy() for x in tensors))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": math.nan}, "scale is nan: use a finite number, or None for 1/sqrt(head_dim)"),
+        ({"scale": "0.5"}, "scale is '0.5': use a finite number, or None for 1/sqrt(head_dim)"),
+        ({"grad_output": torch.zeros(2, HEADS, 4, VALUE + 1)}, "grad_output has shape (2, 3, 4, 3): use (2, 3, 4, 2)"),
+        (
+            {"grad_output": torch.zeros(2, HEADS, 4, VALUE, dtype=torch.int32)},
+            "grad_output is torch.int32: use a floating dtype",
+        ),
+    ],
+)
+def test_bad_input_of_the_backward_is_told_in_one_line(changes: dict[str, Any], message: str) -> None:
+    arguments = {"grad_output": torch.zeros(2, HEADS, 4, VALUE)} | changes
+    with pytest.raises(InputError) as caught:
+        latent_backward(*drawn(), **arguments)
+    assert str(caught.value) == message
+    if "scale" in changes:
+        with pytest.raises(InputError, match="use a finite number"):
+            absorbed_attention(*drawn(), **changes)
+
+
 def test_a_rotated_part_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match=r"^rope_dim 4 of 9 elements and 3 pairs: use rope_dim / 2 pairs$"):
         rotate_last(drawn()[0], ROPE, torch.arange(4), frequencies(6))

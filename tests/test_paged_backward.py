@@ -14,6 +14,7 @@ from attnspec.conformance.forms.paged import Parts, in_use
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.golden.forms.paged import LEAVES, PagedProblem
 from attnspec.golden.store import load_form
+from attnspec.reference.exact.backward import backward as exact_backward
 from attnspec.reference.paged import (
     in_order,
     into_pages,
@@ -102,6 +103,9 @@ def test_gradients_of_another_shape_are_told() -> None:
         paged_backward(query, keys, values, torch.zeros(3, 4, 1, 2), TABLE, LENGTHS)
     with pytest.raises(InputError, match="differ in blocks, page size or heads"):
         paged_backward(query, keys, values[:4], torch.zeros(3, 4, 1, 3), TABLE, LENGTHS)
+    for scale in ("x", math.inf):
+        with pytest.raises(InputError, match=rf"^scale is {scale!r}: use a finite number, or None for 1/sqrt"):
+            paged_backward(query, keys, values, torch.zeros(3, 4, 1, 3), TABLE, LENGTHS, scale=scale)
 
 
 # ---------------------------------------------------------------- the truth
@@ -114,6 +118,22 @@ def test_the_truth_rounds_the_sum_of_the_readers_once() -> None:
     inputs["grad_output"] = torch.tensor([1.0, 2.0**-53, 2.0**-53], dtype=torch.float64).view(3, 1, 1, 1)
     block = int(inputs["block_table"][0, 0])
     assert problem.truth(inputs)["grad_value_pages"][block, 0, 0, 0] == 1 + 2.0**-52  # one after the other gives 1
+
+
+def test_a_slot_that_a_sequence_reads_at_two_places_has_the_sum_of_both() -> None:
+    """Each sequence alone, its keys in order, by the exact oracle; the two gradients of a slot are equal numbers."""
+    golden = load_form("paged-gradients-twice-float32")
+    x = {name: tensor.numpy() for name, tensor in golden.inputs.items()}
+    sums = {name: torch.zeros_like(golden.truth[f"grad_{name}"]).flatten(0, 1) for name in LEAVES[1:]}
+    for b, slots in enumerate(in_use(golden)):
+        keys, values = (x[name].reshape(-1, *x[name].shape[2:])[slots].swapaxes(0, 1)[None] for name in LEAVES[1:])
+        alone = exact_backward(x["query"][b : b + 1], keys, values, x["grad_output"][b : b + 1])
+        assert torch.equal(golden.truth["grad_query"][b : b + 1], torch.from_numpy(alone.query))
+        for name, gradient in zip(LEAVES[1:], (alone.key, alone.value), strict=True):
+            sums[name].index_add_(0, slots, torch.from_numpy(gradient[0].swapaxes(0, 1).copy()))
+        assert len(slots) > len(slots.unique())
+    for name, right in sums.items():
+        assert torch.equal(golden.truth[f"grad_{name}"].flatten(0, 1), right)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -146,10 +166,17 @@ def test_the_budget_of_a_slot_of_one_reader_is_that_of_the_readers_call() -> Non
     assert torch.equal(found["grad_query"][1:2], right.query)
 
 
-def test_the_budget_of_a_slot_of_three_readers_by_hand() -> None:
+def test_the_budget_of_a_slot_of_several_readers_by_hand() -> None:
     parts, slot, one = Parts.of((2, 1, 1)), torch.tensor([1]), torch.ones(1, 1, 1, 1, dtype=torch.float64)
     for part in (3.0, -4.0, 2.0):
         parts.add(slot, part * one, one / 64)
     # the positive parts add up to 5, the negative ones to 4; two additions round
     right = 3 / 64 + 2 * 2.0**-8 * (5 + 3 / 64)
     assert parts.bound(2.0**-8).flatten().tolist() == [0.0, right]
+
+
+def test_the_budget_of_a_slot_that_a_sequence_reads_twice_by_hand() -> None:
+    parts = Parts.of((2, 1, 1))
+    part = torch.tensor([3.0, 9.0, -4.0], dtype=torch.float64).view(1, 1, 3, 1)
+    parts.add(torch.tensor([1, 0, 1]), part, torch.full_like(part, 1 / 64))
+    assert parts.bound(2.0**-8).flatten().tolist() == [1 / 64, 2 / 64 + 2.0**-8 * (4 + 2 / 64)]

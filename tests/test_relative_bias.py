@@ -287,6 +287,20 @@ def test_the_gradient_of_the_table_is_that_of_autograd(bidirectional: bool, alig
             lambda: relative_bias(torch.zeros(8, 2), 2, 2, alignment="left"),
             "alignment is 'left': use one of upper_left, lower_right",
         ),
+        (lambda: bucket(torch.tensor(1), num_buckets=8.0), "num_buckets is 8.0: use a whole number, an int"),
+        (lambda: bucket(torch.tensor(1), max_distance="9"), "max_distance is '9': use a whole number, an int"),
+        (
+            lambda: relative_bias_backward(torch.zeros(2, 3, 4), 8),
+            "grad_bias is torch.float32 (2, 3, 4): use floating (batch or 1, heads, q_len, k_len)",
+        ),
+        (
+            lambda: relative_bias_backward(torch.zeros(1, 2, 3, 4, dtype=torch.int32), 8),
+            "grad_bias is torch.int32 (1, 2, 3, 4): use floating (batch or 1, heads, q_len, k_len)",
+        ),
+        (
+            lambda: relative_bias_backward(torch.zeros(1, 2, 3, 4), "8"),
+            "num_buckets is '8': use a whole number, an int",
+        ),
     ],
 )
 def test_bad_input_is_told_in_one_line(act: Callable[[], Any], message: str) -> None:

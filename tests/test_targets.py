@@ -194,6 +194,8 @@ def test_a_target_that_is_nowhere_is_one_line(target: str, said: str) -> None:
         ("mine.py", "target 'mine.py' has no attribute: use package.module:attr or path/to/file.py:attr"),
         ("", "target '' has no attribute"),
         (":merge", "target ':merge' has no attribute"),
+        ("mine.py:", "target 'mine.py:' has no attribute: use package.module:attr or path/to/file.py:attr$"),
+        ("no_such:merge", "target module 'no_such' does not exist: use package.module:attr or path/to/file.py:attr$"),
     ],
 )
 def test_a_kernel_is_not_held_to_a_form(target: str, said: str) -> None:

@@ -25,6 +25,7 @@ from attnspec.spec.call import Call
 Deal = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 RULE = "context-parallel.merge"
+GRADIENT = "context-parallel.backward"
 ROWS, COLUMN = ("batch", "head", "row"), "column"
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, COLUMN), "lse": ROWS, "grad_query": (*ROWS, COLUMN)}
 AXES |= dict.fromkeys(("grad_key", "grad_value"), ("batch", "head", "key", COLUMN))
@@ -59,7 +60,7 @@ def _run(target: Target, golden: FormGolden, arriving: Deal) -> Tensors:
     with torch.set_grad_enabled(bool(flows)):
         found = named(ran(RULE, target, *leaves.values(), *dealt, **options), ("output", "lse"), RULE)
     if flows:
-        found |= gradients(RULE, found, leaves, flows)
+        found |= gradients(GRADIENT, found, leaves, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
@@ -124,7 +125,7 @@ def _of_merge(calls: list[Call], parts: list[Part], merged: Part, accuracy: str,
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for other results."""
-    return "context-parallel.backward" if name.startswith("grad_") else None
+    return GRADIENT if name.startswith("grad_") else None
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:

@@ -17,6 +17,7 @@ from attnspec.golden.store import FormGolden
 from attnspec.spec.call import Call
 
 RULE = "accuracy.output-within-budget"
+GRADIENT = "dropout.backward-mask"
 ROWS = ("batch", "head", "row")
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS, "grad_query": (*ROWS, "column")}
 AXES |= dict.fromkeys(("grad_key", "grad_value"), ("batch", "head", "key", "column"))
@@ -43,13 +44,13 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     with torch.set_grad_enabled(bool(flows)):
         found = named(ran(RULE, target, *leaves.values(), **options), ("output", "lse"), RULE)
     if flows:
-        found |= gradients(RULE, found, leaves, flows)
+        found |= gradients(GRADIENT, found, leaves, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for other results."""
-    return "dropout.backward-mask" if name.startswith("grad_") else None
+    return GRADIENT if name.startswith("grad_") else None
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:

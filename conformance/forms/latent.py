@@ -23,6 +23,7 @@ from attnspec.reference import masks
 from attnspec.spec.dtypes import format_of
 
 RULE = "accuracy.latent-within-budget"
+GRADIENT = "latent.gradient"
 ROWS = ("batch", "head", "row")
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS}
 AXES |= {"grad_query": (*ROWS, "column"), **{f"grad_{name}": ("batch", "key", "column") for name in CACHE}}
@@ -53,7 +54,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     with torch.set_grad_enabled(bool(flows)):
         found = named(ran(RULE, target, *leaves.values(), **options), ("output", "lse"), RULE)
     if flows:
-        found |= gradients(RULE, found, leaves, flows)
+        found |= gradients(GRADIENT, found, leaves, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
@@ -87,7 +88,7 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for other results."""
-    return "latent.gradient" if name.startswith("grad_") else None
+    return GRADIENT if name.startswith("grad_") else None
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:

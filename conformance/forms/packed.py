@@ -19,6 +19,7 @@ from attnspec.golden.store import FormGolden
 from attnspec.spec.call import Call
 
 RULE = "packed.separate"
+GRADIENT = "packed.backward"
 ROWS, COLUMN = ("token", "head"), "column"
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, COLUMN), "lse": ROWS[::-1], "grad_query": (*ROWS, COLUMN)}
 AXES |= dict.fromkeys(("grad_key", "grad_value"), ("key token", "head", COLUMN))
@@ -45,7 +46,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
             ran(RULE, target, *(inputs[name] for name in (*LEAVES, *BOUNDARIES)), **options), ("output", "lse"), RULE
         )
     if flows:
-        found |= gradients(RULE, found, leaves, flows)
+        found |= gradients(GRADIENT, found, leaves, flows)
     found = {name: tensor.detach() for name, tensor in found.items()}
     end = int(inputs["cu_seqlens_q"][-1])
     for name, place in (("output", (slice(end, None),)), ("lse", (slice(None), slice(end, None)))):
@@ -93,7 +94,7 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for other results."""
-    return "packed.backward" if name.startswith("grad_") else None
+    return GRADIENT if name.startswith("grad_") else None
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
@@ -142,7 +143,7 @@ def _same(target: Target, dirty: FormGolden, found: Tensors, places: dict[str, A
     for name, right in found.items():
         place = places[name]
         if again[name].shape != right.shape or not torch.equal(again[name][place], right[place]):
-            broken = "packed.backward" if name.startswith("grad_") else rule
+            broken = GRADIENT if name.startswith("grad_") else rule
             raise Violation(broken, f"{name} changes with {what}")
 
 

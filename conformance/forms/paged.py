@@ -24,6 +24,7 @@ from attnspec.spec.call import Call
 from attnspec.spec.dtypes import format_of
 
 RULE = "paged.order"
+GRADIENT = "paged.backward"
 ROWS, COLUMN = ("batch", "head", "row"), "column"
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, COLUMN), "lse": ROWS, "grad_query": (*ROWS, COLUMN)}
 AXES |= dict.fromkeys(("grad_key_pages", "grad_value_pages"), ("page", "slot", "head", COLUMN))
@@ -53,7 +54,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     with torch.set_grad_enabled(bool(flows)):
         found = named(ran(RULE, target, *(inputs[name] for name in PLACES), **options), ("output", "lse"), RULE)
     if flows:
-        found |= gradients(RULE, found, leaves, flows)
+        found |= gradients(GRADIENT, found, leaves, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
@@ -156,10 +157,10 @@ class Parts:
     def add(self, slots: torch.Tensor, part: torch.Tensor, error: torch.Tensor) -> None:
         """Take in what one sequence gives to its slots, and the budget of that, each (1, kv_heads, length, dim)."""
         part, error = part[0].transpose(0, 1), error[0].transpose(0, 1)
-        self.rising[slots] += part.clamp_min(0.0)
-        self.falling[slots] -= part.clamp_max(0.0)
-        self.errors[slots] += error
-        self.readers[slots] += 1
+        self.rising.index_add_(0, slots, part.clamp_min(0.0))
+        self.falling.index_add_(0, slots, -part.clamp_max(0.0))
+        self.errors.index_add_(0, slots, error)
+        self.readers.index_add_(0, slots, torch.ones(len(slots), 1, 1, dtype=torch.float64))
 
     def bound(self, unit: float) -> torch.Tensor:
         """Return what the sum may be off by when each addition rounds by `unit`. Chapter "accuracy", equation (14)."""
@@ -176,7 +177,7 @@ def in_use(golden: FormGolden) -> list[torch.Tensor]:
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for other results."""
-    return "paged.backward" if name.startswith("grad_") else None
+    return GRADIENT if name.startswith("grad_") else None
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
@@ -197,7 +198,7 @@ def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -
         again = repeated("paged.absent", what, run, target, FormGolden(golden.case, golden.tensors | dirty))
         for name, right in found.items():
             if not torch.equal(again[name], right):
-                broken = "paged.backward" if name.startswith("grad_") else "paged.absent"
+                broken = GRADIENT if name.startswith("grad_") else "paged.absent"
                 raise Violation(broken, f"{name} changes with {what}")
 
 

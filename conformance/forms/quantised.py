@@ -21,6 +21,7 @@ from attnspec.reference import grouped_heads, lengths, masks
 from attnspec.spec.dtypes import format_of
 
 RULE = "accuracy.quantised-within-budget"
+GRADIENT = "quantised.backward"
 ROWS = ("batch", "head", "row")
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS, "grad_query": (*ROWS, "column")}
 TENSORS = ("query", "key", "value", "key_scale", "value_scale")
@@ -49,7 +50,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
         returned = ran(RULE, target, *(inputs[name] for name in TENSORS), **options)
         found = named(returned, ("output", "lse"), RULE)
     if flows:
-        found |= gradients(RULE, found, {"query": query}, flows)
+        found |= gradients(GRADIENT, found, {"query": query}, flows)
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
@@ -103,7 +104,7 @@ def _of_heads(scale: torch.Tensor, problem: QuantisedProblem) -> torch.Tensor:
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of the gradient; None for other results."""
-    return "quantised.backward" if name.startswith("grad_") else None
+    return GRADIENT if name.startswith("grad_") else None
 
 
 def _errors(
@@ -111,7 +112,7 @@ def _errors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what output (heads, q_len, value_dim) and lse (heads, q_len) of a batch element may be off by: what
     attention over dequantised keys and values may be, and the products with the scales. Chapter "accuracy", equation
-    (quantised)."""
+    (10)."""
     rows = Rows.of(q, k, v, None, visible, scale, a)
     ties = score_ties(rows)
     stored = product_roundoff(a)

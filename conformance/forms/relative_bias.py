@@ -20,6 +20,7 @@ from attnspec.reference.relative_bias import buckets_of_slots
 from attnspec.spec.dtypes import format_of
 
 RULE = "relative-bias.head"
+GRADIENT = "relative-bias.gradient"
 AXES: dict[str, tuple[str, ...]] = {"bias": ("batch", "head", "row", "key"), "grad_table": ("bucket", "head")}
 
 
@@ -45,7 +46,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     found = {"bias": whole.to(bias.dtype)}
     if flow is not None:
         of_bias = {"bias": bias.broadcast_to(whole.shape)}
-        found |= gradients(RULE, of_bias, {"table": table}, [flow.to(bias.dtype)], ("bias",))
+        found |= gradients(GRADIENT, of_bias, {"table": table}, [flow.to(bias.dtype)], ("bias",))
     return found
 
 
@@ -81,7 +82,7 @@ def sum_budget(terms: torch.Tensor, a: Arithmetic) -> float:
 
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of a gradient; None for the bias."""
-    return "relative-bias.gradient" if name == "grad_table" else None
+    return GRADIENT if name == "grad_table" else None
 
 
 REFUSALS = (

@@ -20,6 +20,7 @@ from attnspec.spec.call import Call
 from attnspec.spec.dtypes import format_of
 
 RULE = "accuracy.rope-within-budget"
+GRADIENT = "rope.gradient"
 ROWS = ("batch", "head", "row")
 AXES: dict[str, tuple[str, ...]] = {"output": (*ROWS, "column"), "lse": ROWS, "grad_query": (*ROWS, "column")}
 ANGLE = 2.0**-20  # relative error of an angle (rule `rope.precision`)
@@ -51,7 +52,7 @@ def run(target: Target, golden: FormGolden) -> Tensors:
         return {"output": rotated}
     if not rotated.requires_grad:
         raise NotSupported("no gradient comes back: what came back has no grad_fn", declared=False)
-    back: Any = ran(RULE, torch.autograd.grad, rotated, query, inputs["grad_output"], allow_unused=True)
+    back: Any = ran(GRADIENT, torch.autograd.grad, rotated, query, inputs["grad_output"], allow_unused=True)
     gradient = torch.zeros_like(query) if back[0] is None else back[0]
     return {"output": rotated.detach(), "grad_query": gradient.detach()}
 
@@ -83,7 +84,7 @@ def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None
     """Return the rule of elements that must keep their bits, where no other is wrong; None for others."""
     problem = cast(RopeProblem, golden.case.problem)
     if name == "grad_query":
-        return "rope.gradient"
+        return GRADIENT
     if problem.keys:
         return "rope.distance" if problem.shift else None
     if not wrong[..., : problem.turned].any():
@@ -117,7 +118,7 @@ def rotation_budget(
     """Return rotated queries or keys, and how far each element may be off, float64 (batch, heads, length, head_dim).
 
     x: as stored; positions: of either sign. Elements beyond the rotary dimension and tokens at position 0 are exact.
-    Chapter "accuracy", equation (rope).
+    Chapter "accuracy", equation (9).
     """
     a = arithmetic_of(format_of(x.dtype), accuracy)
     layout = "interleaved" if problem.interleaved else "half_split"

@@ -86,6 +86,18 @@ GROUPS: dict[str, dict[str, str]] = {
             "b=3/h=2/q=2/k=7/nope=6/rope=2/rank=8/dv=5/lengths=zero/grad=output/seed=962"
         ),
     },
+    "Gradients over several tiles of keys and rows, below the diagonal of more rows than keys, and of large scores.": {
+        "latent-gradients-tiles-float32": "q=18/k=35/nope=2/rope=2/rank=3/dv=2/grad=output/seed=970",
+        "latent-gradients-causal-lse-float32": (
+            "b=2/h=2/q=6/k=6/nope=4/rope=2/rank=6/dv=3/causal=upper_left/grad=lse/seed=971"
+        ),
+        "latent-gradients-empty-rows-lse-float32": (
+            "b=3/h=2/q=7/k=5/nope=4/rope=2/rank=6/dv=3/causal=lower_right/lengths=ragged/grad=lse/seed=972"
+        ),
+        "latent-gradients-large-scores-float32": (
+            "h=2/q=4/k=9/nope=4/rope=2/rank=6/dv=3/scores=6/scale=-0.5/grad=output/seed=973"
+        ),
+    },
 }
 
 
@@ -171,6 +183,11 @@ class LatentProblem(WordProblem):
             results |= {f"grad_{name}": getattr(given, name) for name in LEAVES}
         return results
 
+    @property
+    def _more_rows_than_keys(self) -> bool:
+        """Whether the lower right corner leaves the first rows without a key."""
+        return self.causal == "lower_right" and self.q > self.k
+
     def rules(self) -> tuple[str, ...]:
         """Return the ids of the rules that decide the answer."""
         table = {
@@ -184,7 +201,7 @@ class LatentProblem(WordProblem):
             "key-lengths.visible": self.lengths in ("ragged", "zero"),
             "key-lengths.absent": self.lengths in ("ragged", "zero"),
             "key-lengths.zero": self.lengths == "zero",
-            "mask.fully-masked-row": self.lengths == "zero",
+            "mask.fully-masked-row": self.lengths == "zero" or self._more_rows_than_keys,
             "softmax.lse": True,
             "latent.gradient": bool(self.grad),
             "accuracy.latent-within-budget": True,

@@ -87,6 +87,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "paged-gradients-packed-lse-bfloat16": (
             "lengths=10.9.13/page=4/queries=2.4.1/shared=1/hq=2/dv=5/grad=lse/dtype=bfloat16/seed=970"
         ),
+        "paged-gradients-long-scale-float32": "lengths=75.20/q=2/d=4/scale=-0.7/grad=output/seed=971",
+        "paged-gradients-twice-float32": "lengths=20.5.11/page=4/q=2/hq=2/twice/grad=output/seed=972",
     },
 }
 
@@ -97,8 +99,8 @@ class PagedProblem(WordProblem):
     page_size; q: queries of every sequence, or queries: those of each, packed. shared: how many of its first pages
     every sequence has from the first one. hq, hkv, d, dv: heads and dims; hkv 0 is hq, dv 0 is d. scores: factor on the
     queries; shift: added to every score. unused: what entries of the table behind the last needed hold, `other` pages'
-    numbers, -1 (`minus`), or numbers `beyond` the pool. spare: columns of the table that no sequence needs. grad:
-    `output`, or `lse` for both."""
+    numbers, -1 (`minus`), or numbers `beyond` the pool. spare: columns of the table that no sequence needs. twice: the
+    last page of a sequence is its first one. grad: `output`, or `lse` for both."""
 
     form: ClassVar[str] = "paged"
     truths: ClassVar[tuple[str, ...]] = ("output", "lse", "grad_query", "grad_key_pages", "grad_value_pages")
@@ -118,6 +120,7 @@ class PagedProblem(WordProblem):
     shift: float = 0.0
     unused: str = "other"
     spare: int = 1
+    twice: bool = False
     grad: str = ""
 
     def check(self) -> None:
@@ -131,6 +134,10 @@ class PagedProblem(WordProblem):
             raise InputError(f"queries is {self.queries!r}: use a number for each of {len(self.key_lengths)} sequences")
         if self.shared > self.pages[0]:
             raise InputError(f"shared is {self.shared}: use {self.pages[0]} at most, the pages of the first sequence")
+        if self.twice and (self.causal or self.shared):
+            raise InputError(
+                "twice goes with causal or shared: use it alone, where both halves of a gradient are equal"
+            )
 
     @property
     def key_lengths(self) -> list[int]:
@@ -199,6 +206,8 @@ class PagedProblem(WordProblem):
             table[b, count - own : count] = order[used : used + own]
             table[b, : count - own] = table[0, : count - own]
             used += own
+            if self.twice and count:
+                table[b, count - 1] = table[b, 0]
         return table
 
     def truth(self, inputs: Tensors) -> Arrays:
@@ -226,12 +235,17 @@ class PagedProblem(WordProblem):
     def _gradients(self, x: Arrays) -> Arrays:
         """Return the true gradients: those of all sequences over the pool as one sequence of keys that they share, of
         which each row sees the slots of its own keys. So what the readers of a slot give is added up before it is
-        rounded."""
+        rounded. A page that a row of the table names twice stands there twice, and what its two places give is
+        equal, or 0 for one of them: their sum rounds nothing."""
         counts = self.packed or [self.q] * len(self.key_lengths)
         pools = [x[name].reshape(-1, *x[name].shape[2:]).swapaxes(0, 1)[None] for name in LEAVES[1:]]
+        if self.twice:
+            pools = [np.concatenate([pool, pool], 2) for pool in pools]
         visible = np.zeros((len(counts), 1, max(counts), pools[0].shape[2]), dtype=np.bool_)
         for b, (count, length) in enumerate(zip(counts, self.key_lengths, strict=True)):
             slots = [x["block_table"][b, j // self.page] * self.page + j % self.page for j in range(length)]
+            again = (self.pages[b] - 1) * self.page if self.twice else length
+            slots[again:] = [len(x["key_pages"]) * self.page + slot for slot in slots[again:]]
             for i in range(count):
                 visible[b, 0, i, slots[: max(0, length - count + i + 1)] if self.causal else slots] = True
         query, flow = self._by_sequence(x["query"]), self._by_sequence(x["grad_output"])
@@ -245,7 +259,7 @@ class PagedProblem(WordProblem):
             of_query = np.concatenate([q[:, :n].swapaxes(0, 1) for q, n in zip(of_query, counts, strict=True)])
         of_pools = (gradient[0].swapaxes(0, 1) for gradient in (exact.key, exact.value))
         shapes = (x[name].shape for name in LEAVES[1:])
-        key, value = (gradient.reshape(shape) for gradient, shape in zip(of_pools, shapes, strict=True))
+        key, value = (g.reshape(-1, *shape).sum(0) for g, shape in zip(of_pools, shapes, strict=True))
         return {"grad_query": of_query, "grad_key_pages": key, "grad_value_pages": value}
 
     def _by_sequence(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -116,6 +116,23 @@ GROUPS: dict[str, dict[str, str]] = {
             "/seed=1165"
         ),
     },
+    "Gradients over scales of every other grain, and over more keys and rows than a tile of 16 or 64 has.": {
+        "quantised-gradient-tiles-e4m3-float32": (
+            "hq=2/q=18/k=71/d=4/dv=4/stored=e4m3/value_scale=head/grad=output/seed=1170"
+        ),
+        "quantised-gradient-head-e4m3-float32": (
+            "b=2/hq=2/q=4/k=7/d=8/dv=6/stored=e4m3/key_scale=head/value_scale=batch_head/grad=output/seed=1171"
+        ),
+        "quantised-gradient-batch-head-e4m3-float32": (
+            "b=2/hq=2/q=4/k=7/d=8/dv=6/stored=e4m3/key_scale=batch_head/grad=output/seed=1172"
+        ),
+        "quantised-gradient-head-channel-float32": (
+            "b=2/hq=2/q=4/k=7/d=8/dv=6/key_scale=head/value_scale=channel/grad=output/seed=1173"
+        ),
+        "quantised-gradient-token-batch-head-float32": (
+            "b=2/hq=2/q=4/k=7/d=8/dv=6/key_scale=token/value_scale=batch_head/grad=output/seed=1174"
+        ),
+    },
 }
 
 

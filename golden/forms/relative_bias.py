@@ -61,6 +61,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "relative-bias-gradient-decode-float32": (
             "h=4/q=1/k=150/buckets=32/max_distance=128/causal/corner=lower_right/grad/seed=1037"
         ),
+        "relative-bias-gradient-tiles-float32": "h=2/q=35/k=38/buckets=8/max_distance=24/grad/seed=1038",
     },
 }
 

@@ -27,6 +27,9 @@ AGAIN = "absorbed, scores = scores_of(q, c, kr, up_k, visible, ctx.scale)\n"
 CLEARED = "(torch.where(exists[..., None], x, 0.0) for x in (latent, key_rope))"
 SEEN = "latent, key_rope = torch.where(seen, latent, 0.0), torch.where(seen, key_rope, 0.0)"
 LEAK = "masked-value-leak/nan-in-masked-value"
+NO_LSE = "none public: few kernels give the lse a gradient"
+TILE = "tail-tile-or-block-multiple/tail-tile-uninitialised"
+TO_SCORES = f"grad_scores = weights * (grad_weights {TO_LSE} * ctx.scale"
 FLOWS_BACK = 'returned = torch.einsum("bhqv,hvr->bhqr", flow, up_v)'
 
 MUTANTS = (
@@ -152,10 +155,22 @@ MUTANTS = (
            GRADIENT),
     Mutant("latent-grad-with-the-delta-of-the-row-before", FUNCTION, DELTA,
            f"{DELTA[:-1]}).roll(1, -2)", KIND, GRADIENT),
-    Mutant("latent-grad-of-the-lse-dropped", FUNCTION, TO_LSE, "- delta)",
-           "none public: few kernels give the lse a gradient", GRADIENT),
-    Mutant("latent-grad-of-the-lse-subtracted", FUNCTION, TO_LSE, "- delta - grad_lse[..., None])",
-           "none public: few kernels give the lse a gradient", GRADIENT),
+    Mutant("latent-grad-of-the-lse-dropped", FUNCTION, TO_LSE, "- delta)", NO_LSE, GRADIENT),
+    Mutant("latent-grad-of-the-lse-subtracted", FUNCTION, TO_LSE, "- delta - grad_lse[..., None])", NO_LSE, GRADIENT),
+    Mutant("latent-grad-of-the-lse-dropped-below-a-diagonal", FUNCTION, TO_LSE,
+           "- delta + grad_lse[..., None] * (visible == visible[:, :, :1]).all())", NO_LSE, GRADIENT),
+    Mutant("latent-grad-of-the-lse-dropped-with-lengths", FUNCTION, TO_LSE,
+           "- delta + grad_lse[..., None] * visible[:, :, -1].all())", NO_LSE, GRADIENT),
+    Mutant("latent-grad-of-the-first-32-keys", FUNCTION, TO_SCORES,
+           f"{TO_SCORES} * (torch.arange(c.shape[1]) < 32)", TILE, GRADIENT),
+    Mutant("latent-grad-of-the-first-16-rows", FUNCTION, TO_SCORES,
+           f"{TO_SCORES} * (torch.arange(q.shape[2]) < 16)[:, None]", TILE, GRADIENT),
+    Mutant("latent-grad-of-more-rows-than-keys-is-0", FUNCTION, TO_SCORES,
+           f"{TO_SCORES} * (q.shape[2] <= c.shape[1])", "causal-geometry/qlen-ne-klen", GRADIENT),
+    Mutant("latent-grad-with-the-scale-without-its-sign", FUNCTION, "ctx.scale = scale", "ctx.scale = abs(scale)",
+           "scale-softcap-bias/abs-scale", GRADIENT),
+    Mutant("latent-grad-of-large-scores-is-0", FUNCTION, TO_SCORES, f"{TO_SCORES} * (lse < 8)",
+           "softmax-max-or-sentinel/fixed-max", GRADIENT),
     Mutant("latent-grad-reaches-absent-tokens", FUNCTION, AGAIN, AGAIN.replace("visible", "torch.ones_like(visible)"),
            "backward/fwd-bwd-mask-mismatch", GRADIENT),
     Mutant("latent-grad-of-an-empty-cache-is-nan", FUNCTION, AGAIN,

@@ -23,6 +23,7 @@ NEEDED = "needed = torch.arange(max_blocks) * page_size < key_lengths[:, None]"
 RANGE = "if page_size == 0 or (key_lengths < 0).any() or (key_lengths > max_blocks * page_size).any():"
 INTO_POOL = "total.index_add_(0, own, of_heads.transpose(0, 1))"
 AGAIN = "weights = weights_of(scores, lse[:, rows])"
+SAVED, TO_KEYS = "slots, counts, is_causal, scale = ctx.call", "delta[:, rows, None]) * scale"
 PRESENT = "(needed & ((block_table < 0) | (block_table >= num_blocks))).any()"
 
 MUTANTS = (
@@ -145,4 +146,12 @@ MUTANTS = (
            "(torch.zeros(x.flatten(0, 1).shape, dtype=torch.bfloat16) for",
            "precision-or-range/fp16-accumulate", BACK,
            also=((INTO_POOL, INTO_POOL.replace("transpose(0, 1))", "transpose(0, 1).bfloat16())")),)),
+    Mutant("paged-grad-with-the-default-scale", BACKWARD, SAVED, f"{SAVED}\n        scale = query.shape[-1] ** -0.5",
+           "scale-softcap-bias/silently-ignored-argument", BACK),
+    Mutant("paged-grad-with-the-scale-without-its-sign", BACKWARD, SAVED, f"{SAVED}\n        scale = abs(scale)",
+           "scale-softcap-bias/abs-scale", BACK),
+    Mutant("paged-grad-of-a-page-named-twice-overwritten", BACKWARD, INTO_POOL,
+           "total[own] += of_heads.transpose(0, 1)", NONE, BACK),
+    Mutant("paged-grad-of-the-first-64-keys", BACKWARD, TO_KEYS,
+           f"{TO_KEYS} * (torch.arange(k.shape[1]) < 64)", TAIL, BACK),
 )  # fmt: skip

@@ -17,11 +17,31 @@ TO_QUERY, TO_WEIGHTS = "grad_query = grad_scores @ keys * ctx.scale", "weights *
 TO_LSE, DELTA = "+ grad_lse[..., None])", "delta = (flow * output).sum(-1, keepdim=True)"
 AGAIN = "(q @ keys.mT * ctx.scale).masked_fill(~visible"
 NO_LSE = "none public: few kernels give the lse a gradient"
+TILE = "tail-tile-or-block-multiple/tail-tile-uninitialised"
+GRAINS = {  # which dimensions of a scale are larger than 1
+    "tensor": "[]",
+    "head": "[0, 1, 0, 0]",
+    "batch-head": "[1, 1, 0, 0]",
+    "channel": "[0, 1, 0, 1]",
+    "token": "[1, 1, 1, 0]",
+}
+DTYPES = {"int8": "int8", "e4m3": "float8_e4m3fn"}
 
 
 def of_keys(scale: str) -> str:
     """The gradient of the query with other scales of the keys than in the scores."""
     return TO_QUERY.replace("keys", f"of_heads(key, {scale}, q, visible)")
+
+
+def of_values(scale: str) -> str:
+    """The gradient of the weights with other scales of the values than in the output."""
+    return TO_WEIGHTS.replace("values", f"of_heads(value, {scale}, q, visible)")
+
+
+def squared(name: str, grain: str, stored: str) -> str:
+    """A scale, twice where it is of this grain and scales numbers of this dtype."""
+    fits = f"{name}.dtype == torch.{DTYPES[stored]} and [n > 1 for n in {name}_scale.shape] == {GRAINS[grain]}"
+    return f"{name}_scale ** (2 if {fits} else 1)"
 
 
 MUTANTS = (
@@ -160,7 +180,7 @@ MUTANTS = (
     Mutant("quantised-gradient-with-the-mean-of-the-channels", FUNCTION, TO_QUERY,
            of_keys("key_scale.mean(-1, keepdim=True) if key_scale.ndim else key_scale"), KIND, BACK),
     Mutant("quantised-gradient-by-stored-values", FUNCTION, TO_WEIGHTS,
-           TO_WEIGHTS.replace("values", "of_heads(value, torch.ones_like(value_scale), q, visible)"), KIND, BACK),
+           of_values("torch.ones_like(value_scale)"), KIND, BACK),
     Mutant("quantised-gradient-without-the-softmax-scale", FUNCTION, TO_QUERY, "grad_query = grad_scores @ keys",
            KIND, BACK),
     Mutant("quantised-gradient-with-the-softmax-scale-twice", FUNCTION, TO_QUERY, f"{TO_QUERY}**2", KIND, BACK),
@@ -186,4 +206,12 @@ MUTANTS = (
            TO_QUERY.replace("keys", "keys.bfloat16().to(q.dtype)"), KIND, BACK),
     Mutant("quantised-gradient-with-ds-in-e4m3", FUNCTION, TO_QUERY,
            TO_QUERY.replace("grad_scores", "grad_scores.to(torch.float8_e4m3fn).to(q.dtype)"), KIND, BACK),
+    *(Mutant(f"quantised-gradient-with-the-{stored}-key-scale-of-a-{grain}-twice", FUNCTION, TO_QUERY,
+             of_keys(squared("key", grain, stored)), KIND, BACK) for stored in DTYPES for grain in GRAINS),
+    *(Mutant(f"quantised-gradient-with-the-{stored}-value-scale-of-a-{grain}-twice", FUNCTION, TO_WEIGHTS,
+             of_values(squared("value", grain, stored)), KIND, BACK) for stored in DTYPES for grain in GRAINS),
+    Mutant("quantised-gradient-of-the-first-64-keys", FUNCTION, TO_QUERY,
+           TO_QUERY.replace("grad_scores", "(grad_scores * (torch.arange(key.shape[2]) < 64))"), TILE, BACK),
+    Mutant("quantised-gradient-of-the-first-16-rows", FUNCTION, TO_QUERY,
+           f"{TO_QUERY} * (torch.arange(q.shape[2]) < 16)[:, None]", TILE, BACK),
 )  # fmt: skip

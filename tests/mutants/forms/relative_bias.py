@@ -6,6 +6,7 @@ from mutants.house import Mutant
 BUCKET, DIRECTION = "relative-bias.bucket", "relative-bias.direction"
 OFFSET, HEAD, SHAPE = "relative-bias.offset", "relative-bias.head", "relative-bias.shape"
 GRADIENT = "relative-bias.gradient"
+TILE = "tail-tile-or-block-multiple/tail-tile-uninitialised"
 PLACES = "query_place = torch.arange(q_len)[:, None] + first"
 FIRST = 'k_len - q_len if alignment == "lower_right" else 0'
 READ = "torch.nn.functional.embedding(places, wide)"
@@ -67,6 +68,8 @@ MUTANTS = (
            GRADIENT),
     Mutant("relative-bias-grad-of-the-first-row", BACKWARD, "grad_bias.to(wide), reads)",
            "grad_bias[:, :, :1].to(wide), reads[:1])", KIND, GRADIENT),
+    Mutant("relative-bias-grad-of-the-first-32-rows", BACKWARD, "grad_bias.to(wide), reads)",
+           "grad_bias[:, :, :32].to(wide), reads[:32])", TILE, GRADIENT),
     Mutant("relative-bias-grad-heads-in-reverse", BACKWARD, SUMMED, SUMMED.replace("summed", "summed.flip(1)"), KIND,
            GRADIENT),
     Mutant("relative-bias-grad-mixes-heads", BACKWARD, SUMMED,
