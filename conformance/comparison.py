@@ -44,9 +44,25 @@ class Comparison:
         """Whether `got` is NaN where the truth is a number."""
         return bool((self.got.isnan() & ~self.truth.isnan()).any())
 
+    @property
+    def what(self) -> str:
+        """What is wrong, in words to be read after the name of the result."""
+        if self.nan_appeared:
+            return "holds NaN where a number is right"
+        if math.isfinite(self.error_over_budget):
+            return f"is {self.error_over_budget:.4g} times as far from the exact one as an honest result may be"
+        got, truth = (float(x[self._worst]) for x in (self.got, self.truth))
+        if not math.isfinite(truth):
+            return f"is {got:.4g} where only {truth} is right"
+        return f"is {got} where a number is right" if math.isinf(got) else "must be exact, and is not"
+
+    @property
+    def _worst(self) -> tuple[int, ...]:
+        return tuple(int(i) for i in torch.unravel_index(self.ratio.argmax(), self.ratio.shape))
+
     def details(self, name: str, axes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         """Return the lines of a failure screen: the worst element and the pattern of the wrong ones."""
-        at = tuple(int(i) for i in torch.unravel_index(self.ratio.argmax(), self.ratio.shape))
+        at = self._worst
         place = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=True))
         got, truth, budget = (float(t[at]) for t in (self.got, self.truth, self.budget))
         worst = f"{name}[{', '.join(map(str, at))}] ({place}) is {got:.9g}, should be {truth:.9g}"

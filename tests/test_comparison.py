@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnspec.conformance.checks.relations import difference
 from attnspec.conformance.comparison import Comparison, compare, overflow_edge
+from attnspec.conformance.outcome import Violation
+from attnspec.spec.call import Result
 from attnspec.spec.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FORMATS, Format
+from attnspec.spec.problem import Problem
 
 NAN, INF = float("nan"), float("inf")
 AXES = ("batch", "head", "row", "column")
@@ -69,6 +73,21 @@ def test_an_lse_of_minus_infinity_is_met_by_nothing_else(finite: float) -> None:
 @pytest.mark.parametrize(("got", "ratio"), [(1.0, 0.0), (1.0 + 2**-23, INF), (-0.0, INF)])
 def test_a_budget_of_zero_allows_no_error(got: float, ratio: float) -> None:
     assert compared([got], [1.0], 0.0).error_over_budget == ratio
+
+
+@pytest.mark.parametrize(
+    ("got", "truth", "budget", "words"),
+    [
+        (1.5, 1.0, 0.1, "is 5 times as far from the exact one as an honest result may be"),
+        (1.5, 1.0, 0.0, "must be exact, and is not"),
+        (NAN, 1.0, 0.0, "holds NaN where a number is right"),
+        (-INF, 1.0, 0.1, "is -inf where a number is right"),
+        (1.0, -INF, 0.1, "is 1 where only -inf is right"),
+        (1.0, NAN, 0.1, "is 1 where only nan is right"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words(got: float, truth: float, budget: float, words: str) -> None:
+    assert compared([0.0, got], [0.0, truth], budget).what == words
 
 
 @pytest.mark.parametrize(
@@ -172,3 +191,18 @@ def test_another_shape_is_a_defect_of_the_suite(shape: tuple[int, ...]) -> None:
 
 def test_a_kernel_output_that_requires_grad_is_compared() -> None:
     assert compared(torch.ones(2, requires_grad=True), [1.0, 1.0]).holds
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (2.0, "must be exact, and is not"),
+        (NAN, "holds NaN where a number is right"),
+        (INF, "is inf where a number is right"),
+    ],
+)
+def test_two_runs_that_are_infinitely_far_apart_are_told_in_words(other: float, words: str) -> None:
+    got, right, allowed = (Result(torch.full((1, 1, 1, 1), number)) for number in (other, 1.0, 0.0))
+    with pytest.raises(Violation) as found:
+        difference(Problem.parse("q=1/k=1/d=1"), "attention.output", "keys reversed", got, right, allowed)
+    assert found.value.what == f"keys reversed, the output {words}"
