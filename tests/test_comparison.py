@@ -146,7 +146,16 @@ def test_all_nan_is_wrong_everywhere(truth: torch.Tensor) -> None:
     comparison = compared(torch.full_like(truth, NAN), truth)
     assert comparison.wrong.all()
     assert comparison.nan_appeared
-    assert dict(comparison.details("output", AXES))["pattern"] == "120 of 120 elements: every element"
+    assert (
+        dict(comparison.details("output", AXES))["pattern"]
+        == "120 of 120 elements: every element; output is NaN everywhere"
+    )
+
+
+def test_a_gradient_of_0_is_told_where_half_of_it_is_wrong() -> None:
+    got, truth = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [1.0] * 3])
+    details = dict(compared(got, truth).details("grad_sinks", ("batch", "head")))
+    assert details["pattern"] == "3 of 6 elements: all with batch 1; grad_sinks is 0 everywhere"
 
 
 def test_one_wrong_row_is_found_and_named(truth: torch.Tensor) -> None:
@@ -164,6 +173,26 @@ def test_the_worst_element_is_named_with_its_error(truth: torch.Tensor) -> None:
     details = dict(compared(got, truth).details("output", AXES))
     assert details["worst"].startswith("output[1, 3, 4, 2] (batch 1, head 3, row 4, column 2) is ")
     assert details["error"] == "40 budgets (budget 0.1, error 4)"
+
+
+@pytest.mark.parametrize(
+    ("axes", "labels"),
+    [
+        (AXES, ["worst row", "worst head"]),
+        (("batch", "head", "key", "column"), ["worst key", "worst head"]),
+        (("page", "slot", "head", "column"), ["worst head", "worst slot"]),
+        (("batch", "key", "column"), ["worst key"]),
+        (("token", "head", "column"), ["worst head"]),
+        (("bucket", "head"), []),
+        (("distance",), []),
+    ],
+)
+def test_the_worst_part_is_labelled_by_the_last_axis_that_it_names(axes: tuple[str, ...], labels: list[str]) -> None:
+    truth = torch.ones((3,) * len(axes))
+    details = dict(compared(2 * truth, truth).details("output", axes))
+    assert [label for label in details if label.startswith("worst ")] == labels
+    for label in labels:
+        assert details[label].partition(":")[0].rpartition(", ")[2].startswith(f"{label.removeprefix('worst ')} ")
 
 
 @pytest.mark.parametrize("factor", [0.5, -1.0, 0.0])
