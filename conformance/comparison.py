@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.conformance.pattern import describe
+from attnspec.conformance.pattern import describe, everywhere
 from attnspec.spec.dtypes import Format
 
 
@@ -44,14 +44,32 @@ class Comparison:
         """Whether `got` is NaN where the truth is a number."""
         return bool((self.got.isnan() & ~self.truth.isnan()).any())
 
+    @property
+    def what(self) -> str:
+        """What is wrong, in words to be read after the name of the result."""
+        if self.nan_appeared:
+            return "holds NaN where a number is right"
+        if math.isfinite(self.error_over_budget):
+            return f"is {self.error_over_budget:.4g} times as far from the exact one as an honest result may be"
+        got, truth = (float(x[self._worst]) for x in (self.got, self.truth))
+        if not math.isfinite(truth):
+            return f"is {got:.4g} where only {truth} is right"
+        return f"is {got} where a number is right" if math.isinf(got) else "must be exact, and is not"
+
+    @property
+    def _worst(self) -> tuple[int, ...]:
+        return tuple(int(i) for i in torch.unravel_index(self.ratio.argmax(), self.ratio.shape))
+
     def details(self, name: str, axes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         """Return the lines of a failure screen: the worst element and the pattern of the wrong ones."""
-        at = tuple(int(i) for i in torch.unravel_index(self.ratio.argmax(), self.ratio.shape))
+        at = self._worst
         place = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=True))
         got, truth, budget = (float(t[at]) for t in (self.got, self.truth, self.budget))
         worst = f"{name}[{', '.join(map(str, at))}] ({place}) is {got:.9g}, should be {truth:.9g}"
         share = f"{int(self.wrong.sum())} of {self.wrong.numel()} elements: {describe(self.wrong, axes)}"
-        lines = [("worst", worst), ("worst row", self._worst_of(axes, 3)), ("worst head", self._worst_of(axes, 2))]
+        share += f"; {name} is {same}" if (same := everywhere(self.got)) else ""
+        parts = [(f"worst {axes[depth - 1]}", self._worst_of(axes, depth)) for depth in (3, 2) if depth < len(axes)]
+        lines = [("worst", worst), *parts]
         if math.isfinite(self.error_over_budget):
             error = f"{self.error_over_budget:.4g} budgets (budget {budget:.3g}, error {abs(got - truth):.3g})"
             lines.insert(1, ("error", error))
@@ -59,9 +77,9 @@ class Comparison:
 
     def _worst_of(self, axes: tuple[str, ...], depth: int) -> str:
         """Say which part of the first `depth` axes holds the most wrong elements, and the mean of its errors; nothing
-        where there is but one part, or the part is an element."""
+        where there is but one part."""
         parts = self.wrong.shape[:depth]
-        if depth >= len(axes) or math.prod(parts) == 1:
+        if math.prod(parts) == 1:
             return ""
         wrong, ratio = self.wrong.flatten(depth).double().mean(-1), self.ratio.flatten(depth).mean(-1)
         most = torch.where(wrong == wrong.max(), ratio, -1.0)  # of equal shares, the larger mean error

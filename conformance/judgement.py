@@ -71,9 +71,7 @@ def _violation(
         rule = "mask.fully-masked-row" if name == "output" else "softmax.lse-empty-row"
     elif found.nan_appeared:
         rule = "contract.output-written"
-    times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"
-    what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"
-    return Violation(rule, what, found.details(name, axes), found.error_over_budget)
+    return Violation(rule, f"{name} {found.what}", found.details(name, axes), found.error_over_budget)
 
 
 def judge_gradients(
@@ -127,10 +125,8 @@ def _gradient_violation(name: str, found: Comparison, problem: Problem, call: Ca
         axes = ("batch", "head", "row", "key")[4 - found.truth.ndim :]
     elif name in ("sinks", "alibi_slopes"):
         axes = ("batch", "head")[2 - found.truth.ndim :]
-    times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest kernel's may be"
-    what = "holds NaN where a number is right" if found.nan_appeared else f"is {times}"
     details = found.details(f"grad_{name}", axes)
-    return Violation(rule, f"the gradient of {name} {what}", details, found.error_over_budget)
+    return Violation(rule, f"the gradient of {name} {found.what}", details, found.error_over_budget)
 
 
 def visible_set(problem: Problem, call: Call) -> torch.Tensor:

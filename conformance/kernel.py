@@ -100,8 +100,13 @@ class Kernel:
         flows = [(x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None]
         if list(leaves) == ["value"]:  # on which no lse depends
             flows = flows[:1]
-        if self.backward is None and not all(x is not None and x.requires_grad for x, _ in flows):
-            raise self._raised(NoGradientError("no gradient comes back: output or lse has no grad_fn"))
+        bare = [
+            f"{name} has no grad_fn"
+            for name, (x, _) in zip(("output", "lse"), flows, strict=False)
+            if x is None or not x.requires_grad
+        ]
+        if self.backward is None and bare:
+            raise self._raised(NoGradientError(f"no gradient comes back: {' and '.join(bare)}"))
         try:
             with torch.enable_grad():
                 if self.backward is not None:

@@ -24,6 +24,13 @@ def describe(wrong: torch.Tensor, axes: tuple[str, ...]) -> str:
     return f"{'all' if whole else 'some'} with {', '.join(parts)}"
 
 
+def everywhere(got: torch.Tensor) -> str:
+    """Return "0 everywhere" or "NaN everywhere" of a tensor that is; nothing of others, and of a single element."""
+    if got.numel() < 2:
+        return ""
+    return "0 everywhere" if not bool(got.any()) else "NaN everywhere" if bool(got.isnan().all()) else ""
+
+
 def ranges(indices: list[int], size: int) -> str:
     """Return sorted indices in short: `>= 128`, `4-7`, `even`, `0, 3, 9-12`; at most five runs are spelled out."""
     runs: list[tuple[int, int]] = []

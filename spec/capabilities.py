@@ -120,11 +120,11 @@ class Capabilities:
         square = problem.q_len == problem.k_len and problem.key_lengths is None  # where the two corners are one
         diagonal = problem.causal or problem.window
         if diagonal and not square and problem.corner != self.causal_alignment:
-            return f"causal_alignment is declared as {self.causal_alignment}"
+            return f"the case has causal_alignment {problem.corner}, declared {self.causal_alignment}"
         if problem.alibi and not square and problem.alibi.corner != self.alibi_corner:
-            return f"alibi is declared as measured from {self.alibi_corner}"
+            return f"the case measures alibi from {problem.alibi.corner}, declared {self.alibi_corner}"
         if problem.alibi and problem.alibi.form != self.alibi_form:
-            return f"alibi_form is declared as {self.alibi_form}"
+            return f"the case has alibi_form {problem.alibi.form}, declared {self.alibi_form}"
         return None
 
     def fitted(self, problem: Problem) -> Problem:

@@ -122,11 +122,18 @@ def test_a_problem_of_the_declared_corners_alone_is_supported(causal: str, alibi
     for diagonal in CAUSAL_ALIGNMENTS:
         problem = Problem.parse(f"q=5/k=9/d=8/causal={causal}/alibi=symmetric.{diagonal}")
         said = capabilities.lacks(problem)
-        assert said == (None if diagonal == own else f"alibi is declared as measured from {own}")
+        assert said == (None if diagonal == own else f"the case measures alibi from {diagonal}, declared {own}")
         assert capabilities.lacks(problem.but(k_len=5)) is None  # where the two are one
     fitted = capabilities.fitted(Problem.parse("q=5/k=9/d=8/causal/window=3.2/alibi=signed"))
     assert str(fitted) == str(Problem.parse(f"q=5/k=9/d=8/causal={causal}/window=3.2/alibi=symmetric.{own}"))
     assert Capabilities.from_json(json.loads(json.dumps(capabilities.to_json()))) == capabilities
+
+
+def test_a_form_that_is_not_declared_is_told() -> None:
+    signed = Problem.parse("q=5/k=5/d=8/alibi=signed")
+    said = declared("upper_left", None).lacks(signed)
+    assert said == "the case has alibi_form signed, declared symmetric"
+    assert declared("upper_left", None, alibi_form="signed").lacks(signed) is None
 
 
 def test_an_unknown_corner_is_told() -> None:

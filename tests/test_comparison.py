@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnspec.conformance.checks.relations import difference
 from attnspec.conformance.comparison import Comparison, compare, overflow_edge
+from attnspec.conformance.outcome import Violation
+from attnspec.spec.call import Result
 from attnspec.spec.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FORMATS, Format
+from attnspec.spec.problem import Problem
 
 NAN, INF = float("nan"), float("inf")
 AXES = ("batch", "head", "row", "column")
@@ -72,6 +76,21 @@ def test_a_budget_of_zero_allows_no_error(got: float, ratio: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("got", "truth", "budget", "words"),
+    [
+        (1.5, 1.0, 0.1, "is 5 times as far from the exact one as an honest result may be"),
+        (1.5, 1.0, 0.0, "must be exact, and is not"),
+        (NAN, 1.0, 0.0, "holds NaN where a number is right"),
+        (-INF, 1.0, 0.1, "is -inf where a number is right"),
+        (1.0, -INF, 0.1, "is 1 where only -inf is right"),
+        (1.0, NAN, 0.1, "is 1 where only nan is right"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words(got: float, truth: float, budget: float, words: str) -> None:
+    assert compared([0.0, got], [0.0, truth], budget).what == words
+
+
+@pytest.mark.parametrize(
     ("fmt", "edge"),
     [(FLOAT16, 65520.0), (BFLOAT16, 2.0**128 - 2.0**119), (FLOAT32, 2.0**128 - 2.0**103), (FLOAT64, INF)],
 )
@@ -127,7 +146,16 @@ def test_all_nan_is_wrong_everywhere(truth: torch.Tensor) -> None:
     comparison = compared(torch.full_like(truth, NAN), truth)
     assert comparison.wrong.all()
     assert comparison.nan_appeared
-    assert dict(comparison.details("output", AXES))["pattern"] == "120 of 120 elements: every element"
+    assert (
+        dict(comparison.details("output", AXES))["pattern"]
+        == "120 of 120 elements: every element; output is NaN everywhere"
+    )
+
+
+def test_a_gradient_of_0_is_told_where_half_of_it_is_wrong() -> None:
+    got, truth = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [1.0] * 3])
+    details = dict(compared(got, truth).details("grad_sinks", ("batch", "head")))
+    assert details["pattern"] == "3 of 6 elements: all with batch 1; grad_sinks is 0 everywhere"
 
 
 def test_one_wrong_row_is_found_and_named(truth: torch.Tensor) -> None:
@@ -145,6 +173,26 @@ def test_the_worst_element_is_named_with_its_error(truth: torch.Tensor) -> None:
     details = dict(compared(got, truth).details("output", AXES))
     assert details["worst"].startswith("output[1, 3, 4, 2] (batch 1, head 3, row 4, column 2) is ")
     assert details["error"] == "40 budgets (budget 0.1, error 4)"
+
+
+@pytest.mark.parametrize(
+    ("axes", "labels"),
+    [
+        (AXES, ["worst row", "worst head"]),
+        (("batch", "head", "key", "column"), ["worst key", "worst head"]),
+        (("page", "slot", "head", "column"), ["worst head", "worst slot"]),
+        (("batch", "key", "column"), ["worst key"]),
+        (("token", "head", "column"), ["worst head"]),
+        (("bucket", "head"), []),
+        (("distance",), []),
+    ],
+)
+def test_the_worst_part_is_labelled_by_the_last_axis_that_it_names(axes: tuple[str, ...], labels: list[str]) -> None:
+    truth = torch.ones((3,) * len(axes))
+    details = dict(compared(2 * truth, truth).details("output", axes))
+    assert [label for label in details if label.startswith("worst ")] == labels
+    for label in labels:
+        assert details[label].partition(":")[0].rpartition(", ")[2].startswith(f"{label.removeprefix('worst ')} ")
 
 
 @pytest.mark.parametrize("factor", [0.5, -1.0, 0.0])
@@ -172,3 +220,18 @@ def test_another_shape_is_a_defect_of_the_suite(shape: tuple[int, ...]) -> None:
 
 def test_a_kernel_output_that_requires_grad_is_compared() -> None:
     assert compared(torch.ones(2, requires_grad=True), [1.0, 1.0]).holds
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (2.0, "must be exact, and is not"),
+        (NAN, "holds NaN where a number is right"),
+        (INF, "is inf where a number is right"),
+    ],
+)
+def test_two_runs_that_are_infinitely_far_apart_are_told_in_words(other: float, words: str) -> None:
+    got, right, allowed = (Result(torch.full((1, 1, 1, 1), number)) for number in (other, 1.0, 0.0))
+    with pytest.raises(Violation) as found:
+        difference(Problem.parse("q=1/k=1/d=1"), "attention.output", "keys reversed", got, right, allowed)
+    assert found.value.what == f"keys reversed, the output {words}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,12 @@ def test_the_trace_is_current() -> None:
 def test_the_failure_screens_are_current() -> None:
     shown = "\n".join(failure_screens.page()).rstrip() + "\n"
     assert (DOCS / "failures.md").read_text(encoding="utf-8") == shown
+
+
+@pytest.mark.parametrize("script", ["traceability", "failure_screens", "diagnosis_figure"])
+def test_help_is_shown_and_is_no_file(script: str, tmp_path: Path) -> None:
+    path = Path(__file__).parent / "mutants" / f"{script}.py"
+    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: {script}.py")
+    assert not list(tmp_path.iterdir())
+    assert subprocess.run([sys.executable, path, "--no-such"], cwd=tmp_path, capture_output=True).returncode == 2

@@ -184,7 +184,9 @@ def broken_graph(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **
     return output
 
 
-@pytest.mark.parametrize(("run", "reason"), [(no_graph, "has no grad_fn"), (broken_graph, "no backward here")])
+@pytest.mark.parametrize(
+    ("run", "reason"), [(no_graph, "back: output has no grad_fn"), (broken_graph, "no backward here")]
+)
 def test_no_gradient_is_a_refusal_of_a_bare_callable_and_a_fault_of_a_backend(
     run: Callable[..., Any], reason: str
 ) -> None:
@@ -199,7 +201,7 @@ def test_no_gradient_is_a_refusal_of_a_bare_callable_and_a_fault_of_a_backend(
 
 def test_a_loss_on_an_lse_without_a_graph_is_refused() -> None:
     call = make_call(PLAIN.but(grad="lse")).but(return_lse=True)
-    with pytest.raises(NotSupported, match="lse has no grad_fn"):
+    with pytest.raises(NotSupported, match="back: lse has no grad_fn"):
         honest("autograd_function").gradients(call)
 
 

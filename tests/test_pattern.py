@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from attnspec.conformance.pattern import describe, ranges
+from attnspec.conformance.pattern import describe, everywhere, ranges
 
 AXES = ("head", "row")
 
@@ -67,3 +69,18 @@ def test_an_axis_of_one_index_is_left_out() -> None:
 )
 def test_indices_are_told_in_short(indices: list[int], size: int, words: str) -> None:
     assert ranges(indices, size) == words
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        ([0.0, -0.0], "0 everywhere"),
+        ([math.nan, math.nan], "NaN everywhere"),
+        ([0.0, math.nan], ""),
+        ([0.0, 1.0], ""),
+        ([0.0], ""),
+        ([], ""),
+    ],
+)
+def test_a_tensor_of_one_number_is_told(got: list[float], words: str) -> None:
+    assert everywhere(torch.tensor(got)) == words

@@ -170,7 +170,7 @@ def test_a_window_is_claimed_by_name_and_has_a_corner() -> None:
     problem = Problem.parse("q=5/k=9/d=8/window=3.0.lower_right")
     assert Capabilities().lacks(problem) == "window_size (a window of keys around the diagonal) is not declared"
     declared = Capabilities(features=tuple(FEATURES))
-    assert declared.lacks(problem) == "causal_alignment is declared as upper_left"
+    assert declared.lacks(problem) == "the case has causal_alignment lower_right, declared upper_left"
     assert declared.lacks(problem.at_corner(UPPER)) is None
     assert Capabilities(features=tuple(FEATURES), causal_alignment=LOWER).lacks(problem) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import permutations
 
@@ -279,8 +280,9 @@ def difference(problem: Problem, rule: str, how: str, got: Result, expected: Res
             continue
         found = compare(getattr(got, name), getattr(expected, name), getattr(allowed, name), fmt)
         if not found.holds:
-            what = f"{how}, the {name} differs by {found.error_over_budget:.4g} times what two honest runs may"
-            raise Violation(rule, what, found.details(name, axes), found.error_over_budget)
+            times = found.error_over_budget
+            off = f"differs by {times:.4g} times what two honest runs may" if math.isfinite(times) else found.what
+            raise Violation(rule, f"{how}, the {name} {off}", found.details(name, axes), found.error_over_budget)
         worst = max(worst, found.error_over_budget)
     return worst
 

@@ -199,9 +199,7 @@ def _violation(name: str, found: Comparison, golden: FormGolden, form: Form) -> 
     rule = form.wrong_rule(name, found.wrong, golden) or form.rule
     if rule == form.rule and not bool((found.wrong & ~_empty(name, golden)).any()):
         rule = form.empty_rule if form.empty_rule in golden.case.rules else "mask.fully-masked-row"
-    times = f"{found.error_over_budget:.4g} times as far from the exact one as an honest result may be"
-    what = f"{name} holds NaN where a number is right" if found.nan_appeared else f"{name} is {times}"
-    return Violation(rule, what, found.details(name, _axes(name, golden)), found.error_over_budget)
+    return Violation(rule, f"{name} {found.what}", found.details(name, _axes(name, golden)), found.error_over_budget)
 
 
 def _axes(name: str, golden: FormGolden) -> tuple[str, ...]:

@@ -81,12 +81,17 @@ def gradients(
     """Return the gradients of the leaves, `grad_` before their names, when `flows` arrive at the results of these
     names.
 
-    An input that no result depends on has gradient 0. Raises NotSupported where a result has no grad_fn, Violation of
-    `rule` where the backward raises.
+    An input that no result depends on has gradient 0. Raises NotSupported where a result is missing or has no grad_fn,
+    Violation of `rule` where the backward raises.
     """
-    results = [found[name] for name in names if name in found][: len(flows)]
-    if len(results) < len(flows) or not all(result.requires_grad for result in results):
-        raise NotSupported(f"no gradient comes back: {' or '.join(names)} has no grad_fn", declared=False)
+    wanted = names[: len(flows)]
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise NotSupported(f"no gradient comes back: there is no {' and no '.join(missing)}", declared=False)
+    results = [found[name] for name in wanted]
+    bare = [f"{name} has no grad_fn" for name in wanted if not found[name].requires_grad]
+    if bare:
+        raise NotSupported(f"no gradient comes back: {' and '.join(bare)}", declared=False)
     back = ran(rule, torch.autograd.grad, results, list(leaves.values()), flows, allow_unused=True)
     given = (torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves.values(), back, strict=True))
     return {f"grad_{name}": gradient for name, gradient in zip(leaves, given, strict=True)}

@@ -18,6 +18,7 @@ if not __package__:
 
 from mutants import mutant_named
 from mutants.house import HONEST
+from mutants.pages import main
 
 SHOWN = {  # mutant: the case that shows it
     "heads-tiled": "query_heads_read_their_group/b=2/hq=6/hkv=3/q=9/k=21/d=16/dtype=float32/seed=1",
@@ -55,8 +56,4 @@ def page() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    text = "\n".join(page()).rstrip() + "\n"
-    if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(text, encoding="utf-8")
-    else:
-        print(text, end="")
+    main(__doc__, page)

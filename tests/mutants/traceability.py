@@ -25,6 +25,7 @@ from attnspec.golden.forms import FORM_CASES
 from attnspec.spec.rules import Rule, all_rules
 from mutants import all_mutants
 from mutants.forms import form_mutants
+from mutants.pages import main
 
 SHOWN = 4  # names in a cell
 EVERY_CHECK = "every check"
@@ -93,8 +94,4 @@ def page() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    text = "\n".join(page()) + "\n"
-    if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(text, encoding="utf-8")
-    else:
-        print(text, end="")
+    main(__doc__, page)
