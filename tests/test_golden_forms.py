@@ -29,6 +29,7 @@ from attnspec.spec.rules import all_rules
 
 Tensors = dict[str, torch.Tensor]
 
+ADDITIVE = "accuracy.additive-within-budget"
 CITED = {
     "merge": {"flash.merge-empty", "flash.merge-gap", "flash.merge-associative", "accuracy.merge-within-budget"},
     "multi_head": {
@@ -37,7 +38,7 @@ CITED = {
         *("attention.scale-default", "accuracy.multi-head-within-budget"),
         *("grouped.head-map", "grouped.multi-query"),
     },
-    "additive": {"additive.score", "additive.softmax", "additive.mask", "accuracy.additive-within-budget"},
+    "additive": {*(f"additive.{rule}" for rule in ("score", "softmax", "mask")), "mask.finite-bias", ADDITIVE},
     "packed": {
         *(f"packed.{rule}" for rule in ("separate", "causal", "window", "zero-length", "key-lengths", "tail")),
         *("packed.backward", "grouped.head-map", "attention.value-dim", "attention.scale-explicit"),

@@ -8,6 +8,7 @@ mutant whole, or to run `attnspec validate` on it, write it out:
 
 from __future__ import annotations
 
+import argparse
 import ast
 import atexit
 import shutil
@@ -97,17 +98,20 @@ def honest_name(target: str) -> str:
     return Path(path).stem + attribute.removeprefix("attention").replace("_", "-", 1)
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Write the mutant called NAME to FILE, or print it."""
     from mutants import mutant_named
 
-    name, *file = arguments or [""]
-    source = mutant_named(name).source()
-    if file:
-        Path(file[0]).write_text(source, encoding="utf-8")
+    parser = argparse.ArgumentParser(description="Write a mutant out.")
+    parser.add_argument("name")
+    parser.add_argument("file", nargs="?", type=Path, help="write it here, else to standard output")
+    given = parser.parse_args()
+    source = mutant_named(given.name).source()
+    if given.file:
+        given.file.write_text(source, encoding="utf-8")
     else:
         print(source, end="")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
