@@ -120,8 +120,7 @@ def golden_hold(
             again += f" --accuracy {accuracy}" if accuracy != "fused" else ""
             exercised = ", ".join(name for name in held.rules if name != broken.id)
             lines = [("rule", f"{broken.id} ({broken.strength}, chapter {broken.chapter})"), ("", broken.text)]
-            lines += [("what", held.what), *held.details]
-            lines += [*((("exercises", exercised),) if exercised else ()), ("rerun", again)]
-            typer.echo("\n".join(row(label, text) for label, text in lines))
+            lines += [("what", held.what), *held.details, ("exercises", exercised), ("rerun", again)]
+            typer.echo("\n".join(row(label, text) for label, text in lines if text))
     typer.echo(f"{target}: {said}")
     raise typer.Exit(code)

@@ -33,16 +33,15 @@ class GradientBudget:
     """The largest errors the gradients of an honest kernel may have, float64, each of the shape of its input.
 
     attn_mask is None where the call has no mask or a bool one, sinks where it has none, alibi_slopes where none ask for
-    a gradient. All are finite and not
-    negative, whatever the inputs hold.
+    a gradient. All are finite and not negative, whatever the inputs hold.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    attn_mask: torch.Tensor | None
-    sinks: torch.Tensor | None
-    alibi_slopes: torch.Tensor | None
+    attn_mask: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
 
 
 def gradient_budget(
@@ -171,12 +170,10 @@ class _Gradients:
         self.arithmetic = arithmetic
         self.q_heads, self.k_len = call.query.shape[1], call.key.shape[2]
         self.mask_shape = None if mask is None else (1,) * (4 - mask.ndim) + tuple(mask.shape)
-        slopes = call.alibi_slopes if call.learned_slopes else None
-        inputs = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": mask, "sinks": call.sinks}
-        given = {name: x for name, x in (inputs | {"alibi_slopes": slopes}).items() if x is not None}
+        given = call.differentiable()
         self.stored = {name: _stored_as(arithmetic, x.dtype) for name, x in given.items()}
         least = {name: torch.full(x.shape, self.stored[name].tiny, dtype=torch.float64) for name, x in given.items()}
-        self.budget = GradientBudget(**dict.fromkeys(("attn_mask", "sinks", "alibi_slopes")) | least)  # type: ignore[arg-type]
+        self.budget = GradientBudget(**least)
         self.of_key, self.of_value = Sums(), Sums()  # of the owners at hand
         self.of_mask: defaultdict[tuple[int, int, int], Sums] = defaultdict(Sums)
         self.of_sinks: defaultdict[int, Sums] = defaultdict(Sums)

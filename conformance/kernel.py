@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -100,13 +100,9 @@ class Kernel:
         flows = [(x, g) for x, g in ((result.output, call.grad_output), (result.lse, call.grad_lse)) if g is not None]
         if list(leaves) == ["value"]:  # on which no lse depends
             flows = flows[:1]
-        bare = [
-            f"{name} has no grad_fn"
-            for name, (x, _) in zip(("output", "lse"), flows, strict=False)
-            if x is None or not x.requires_grad
-        ]
+        bare = bare_of({name: x for name, (x, _) in zip(("output", "lse"), flows, strict=False)})
         if self.backward is None and bare:
-            raise self._raised(NoGradientError(f"no gradient comes back: {' and '.join(bare)}"))
+            raise self._raised(NoGradientError(f"no gradient comes back: {bare}"))
         try:
             with torch.enable_grad():
                 if self.backward is not None:
@@ -199,6 +195,12 @@ def well_formed(returned: object, call: Call) -> Result:
     if lse.dtype != lse_dtype:
         raise Violation("softmax.lse-dtype", f"lse is {lse.dtype}, should be {lse_dtype}")
     return Result(output, lse)
+
+
+def bare_of(results: Mapping[str, torch.Tensor | None]) -> str:
+    """Say which results, by name, autograd knows nothing of; "" where it knows all."""
+    bare = (name for name, result in results.items() if result is None or not result.requires_grad)
+    return " and ".join(f"{name} has no grad_fn" for name in bare)
 
 
 def in_order(returned: Iterable[Any], call: Call) -> tuple[Any, ...]:

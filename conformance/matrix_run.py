@@ -11,8 +11,8 @@ from attnspec.conformance.outcome import CaseResult
 from attnspec.conformance.selection import Selection
 from attnspec.conformance.terminal import Screen, console, grid, summary
 from attnspec.conformance.validate import Run, validate
-from attnspec.implementations.registry import backend_names, expectations_path, status
-from attnspec.spec.errors import InputError, did_you_mean
+from attnspec.implementations.registry import backend_names, expectations_path, status, unknown
+from attnspec.spec.errors import InputError
 
 
 def run_matrix(names: list[str] | None, level: str, jobs: int, out: Path | None) -> int:
@@ -51,7 +51,7 @@ def _chosen(names: list[str] | None) -> list[str]:
     known = backend_names()
     for name in names or ():
         if name not in known:
-            raise InputError(f"unknown backend {name!r}: use one of {', '.join(known)}{did_you_mean(name, known)}")
+            raise unknown(name)
     state = {name: status(name) for name in names or known}
     missing = {name: reason for name, reason in state.items() if reason != "available"}
     if names and missing:

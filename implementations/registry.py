@@ -77,7 +77,7 @@ def sanitizer_environment(sanitize: str, log: Path) -> dict[str, str]:
 def status(name: str) -> str:
     """Return "available", or "unavailable: " and the reason in one line. Raises InputError for an unknown name."""
     if name not in backend_names():
-        raise _unknown(name)
+        raise unknown(name)
     try:
         load_backend(name)
     except (InputError, Unavailable) as reason:
@@ -94,14 +94,15 @@ def expectations_path(name: str) -> Path | None:
 def _entry(name: str) -> metadata.EntryPoint:
     entries = tuple(metadata.entry_points(group=GROUP, name=name))
     if not entries:
-        raise _unknown(name)
+        raise unknown(name)
     if len(entries) > 1:
         owners = " and ".join(f"{entry.dist.name if entry.dist else 'unknown'} ({entry.value})" for entry in entries)
         raise InputError(f"backend {name!r} is registered by {owners}: uninstall all but one")
     return entries[0]
 
 
-def _unknown(name: str) -> InputError:
+def unknown(name: str) -> InputError:
+    """Return the error for a name that no backend has."""
     known = backend_names()
     meant = did_you_mean(name, known)
     return InputError(f"unknown backend {name!r}: use one of {', '.join(known) or '(none is registered)'}{meant}")

@@ -42,13 +42,10 @@ def quantised_attention(
     Rules: `quantised.dequantise`, `quantised.scale-shape`, `quantised.product-rounding`. Source: vLLM, "Quantized KV
     cache"; flash-attention 3, arguments `k_descale` and `v_descale`.
     """
-    keys, values = dequantise(key, key_scale, "key"), dequantise(value, value_scale, "value")
-    if rounded_to is not None:
-        keys, values = keys.to(rounded_to), values.to(rounded_to)
     return attention(
         query.double(),
-        keys.double(),
-        values.double(),
+        dequantise(key, key_scale, "key", rounded_to),
+        dequantise(value, value_scale, "value", rounded_to),
         is_causal=is_causal,
         causal_alignment=causal_alignment,
         scale=scale,
@@ -80,13 +77,10 @@ def quantised_backward(
     dtypes do not fit. Rules: `quantised.backward`, `quantised.product-rounding`. Source: Dao et al. 2022
     (FlashAttention), appendix B.2, for keys and values that are products.
     """
-    keys, values = dequantise(key, key_scale, "key"), dequantise(value, value_scale, "value")
-    if rounded_to is not None:
-        keys, values = keys.to(rounded_to), values.to(rounded_to)
     gradients = backward(
         query.double(),
-        keys.double(),
-        values.double(),
+        dequantise(key, key_scale, "key", rounded_to),
+        dequantise(value, value_scale, "value", rounded_to),
         grad_output.double(),
         grad_lse=None if grad_lse is None else grad_lse.double(),
         is_causal=is_causal,
@@ -98,16 +92,20 @@ def quantised_backward(
     return gradients.query
 
 
-def dequantise(stored: torch.Tensor, scale: torch.Tensor, name: str = "tensor") -> torch.Tensor:
-    """Return scale * stored, float64 of the shape of `stored`, without rounding.
+def dequantise(
+    stored: torch.Tensor, scale: torch.Tensor, name: str = "tensor", rounded_to: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return scale * stored, float64 of the shape of `stored`, without rounding, or rounded once to a dtype.
 
     stored: (batch, kv_heads, k_len, dim), int8 or float8_e4m3fn. scale: float32, bfloat16 or float16, a scalar or four
     dimensions, each 1 or that of `stored`: (1, kv_heads, 1, 1) is one a head, (1, kv_heads, 1, dim) one a channel,
     (batch, kv_heads, k_len, 1) one a token. A product of 24 and 8 bits fits into float64. name: what messages call the
-    tensor. Raises InputError. Rules: `quantised.dequantise`, `quantised.scale-shape`.
+    tensor. rounded_to: None for none. Raises InputError. Rules: `quantised.dequantise`, `quantised.product-rounding`,
+    `quantised.scale-shape`.
     """
     check_stored(stored, scale, name)
-    return scale.double() * stored.double()
+    product = scale.double() * stored.double()
+    return product if rounded_to is None else product.to(rounded_to).double()
 
 
 def quantise(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

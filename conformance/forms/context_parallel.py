@@ -11,7 +11,7 @@ import torch
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.forms.merge import merge_budget
 from attnspec.conformance.forms.refusals import Arguments, Refusal
-from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
+from attnspec.conformance.forms.target import Target, Tensors, repeated, there_and_back
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.conformance.outcome import Violation
 from attnspec.golden.forms.context_parallel import LEAVES, ContextParallelProblem
@@ -47,21 +47,14 @@ def run(target: Target, golden: FormGolden) -> Tensors:
 def _run(target: Target, golden: FormGolden, arriving: Deal) -> Tensors:
     """As `run`. arriving: the order in which the shards of keys arrive."""
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
-    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
-    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
     problem = cast(ContextParallelProblem, golden.case.problem)
     options = {name: value for name, value in problem.options.items() if value is not None and value is not False}
     if not problem.causal or problem.q == problem.k:
         del options["causal_alignment"]
     if "attn_mask" in inputs:
         options["attn_mask"] = inputs["attn_mask"]
-    need(target, options)
-    dealt = (held(inputs, "query"), arriving(held(inputs, "key")))
-    with torch.set_grad_enabled(bool(flows)):
-        found = named(ran(RULE, target, *leaves.values(), *dealt, **options), ("output", "lse"), RULE)
-    if flows:
-        found |= gradients(GRADIENT, found, leaves, flows)
-    return {name: tensor.detach() for name, tensor in found.items()}
+    given = (*(inputs[name] for name in LEAVES), held(inputs, "query"), arriving(held(inputs, "key")))
+    return there_and_back(target, inputs, LEAVES, given, options, RULE, GRADIENT)
 
 
 def held(inputs: Tensors, name: str) -> list[torch.Tensor]:
@@ -121,11 +114,6 @@ def _of_merge(calls: list[Call], parts: list[Part], merged: Part, accuracy: str,
         output = output + share[..., None] * (own.output + apart * own.lse[..., None])
         lse = lse + share * own.lse
     return Part(output, lse)
-
-
-def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
-    """Return the rule of a gradient; None for other results."""
-    return GRADIENT if name.startswith("grad_") else None
 
 
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
-
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.dropout_budget import dropout_budget, dropout_gradient_budget
-from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran
+from attnspec.conformance.forms.target import Target, Tensors, there_and_back
 from attnspec.golden.forms.dropout import DropoutProblem
 from attnspec.golden.store import FormGolden
 from attnspec.spec.call import Call
@@ -38,19 +36,8 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     options |= {"keep": inputs["keep"], "dropout_p": problem.dropout_p}
     if "attn_mask" in inputs:
         options["attn_mask"] = inputs["attn_mask"]
-    need(target, options)
-    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
-    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
-    with torch.set_grad_enabled(bool(flows)):
-        found = named(ran(RULE, target, *leaves.values(), **options), ("output", "lse"), RULE)
-    if flows:
-        found |= gradients(GRADIENT, found, leaves, flows)
-    return {name: tensor.detach() for name, tensor in found.items()}
-
-
-def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
-    """Return the rule of a gradient; None for other results."""
-    return GRADIENT if name.startswith("grad_") else None
+    given = [inputs[name] for name in LEAVES]
+    return there_and_back(target, inputs, LEAVES, given, options, RULE, GRADIENT)
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:

@@ -39,11 +39,11 @@ from attnspec.spec.errors import InputError, did_you_mean
 
 
 class Form(NamedTuple):
-    """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class;
-    axes: of each tensor; rule: of a result that is beyond its budget; empty_rule: of one that is so in rows that see
-    nothing alone; wrong_rule: names a rule that says more, from the result's name and where it is wrong, or None;
-    laws: holds a target to what needs no vector, case by case, from what it returned and the budgets; refusals: calls
-    that must be refused."""
+    """How a form is run and judged. run: calls a target; budgets: of what it returns, by name and accuracy class; axes:
+    of each tensor; rule: of a result that is beyond its budget, gradient_rule: of a gradient that is; empty_rule: of a
+    result that is so in rows that see nothing alone; wrong_rule: names a rule that says more of a result that is no
+    gradient, from its name and where it is wrong, or None; laws: holds a target to what needs no vector, case by case,
+    from what it returned and the budgets; refusals: calls that must be refused."""
 
     run: Callable[[Target, FormGolden], Tensors]
     budgets: Callable[[FormGolden, str], Tensors]
@@ -53,30 +53,34 @@ class Form(NamedTuple):
     wrong_rule: Callable[[str, torch.Tensor, FormGolden], str | None] = lambda name, wrong, golden: None
     laws: Callable[[Target, FormGolden, Tensors, Tensors], None] = lambda target, golden, found, budgets: None
     refusals: tuple[Refusal, ...] = ()
+    gradient_rule: str = ""
 
 
 FORMS = {
-    "dropout": Form(dropout.run, dropout.budgets, dropout.AXES, dropout.RULE, wrong_rule=dropout.wrong_rule),
+    "dropout": Form(dropout.run, dropout.budgets, dropout.AXES, dropout.RULE, gradient_rule=dropout.GRADIENT),
     "merge": Form(merge.run, merge.budgets, merge.AXES, merge.RULE, "flash.merge-empty"),
     "multi_head": Form(multi_head.run, multi_head.budgets, multi_head.AXES, multi_head.RULE, "multi-head.empty-row"),
     "additive": Form(additive.run, additive.budgets, additive.AXES, additive.RULE, "additive.mask"),
     "packed": Form(
-        packed.run, packed.budgets, packed.AXES, packed.RULE, "packed.zero-length", packed.wrong_rule, packed.laws,
-        packed.REFUSALS,
+        packed.run, packed.budgets, packed.AXES, packed.RULE, "packed.zero-length", laws=packed.laws,
+        refusals=packed.REFUSALS, gradient_rule=packed.GRADIENT,
     ),
     "paged": Form(
-        paged.run, paged.budgets, paged.AXES, paged.RULE, "paged.length-range", paged.wrong_rule, paged.laws,
-        paged.REFUSALS,
+        paged.run, paged.budgets, paged.AXES, paged.RULE, "paged.length-range", laws=paged.laws,
+        refusals=paged.REFUSALS, gradient_rule=paged.GRADIENT,
     ),
-    "rope": Form(rope.run, rope.budgets, rope.AXES, rope.RULE, wrong_rule=rope.wrong_rule, refusals=rope.REFUSALS),
+    "rope": Form(
+        rope.run, rope.budgets, rope.AXES, rope.RULE, wrong_rule=rope.wrong_rule, refusals=rope.REFUSALS,
+        gradient_rule=rope.GRADIENT,
+    ),
     "quantised": Form(
-        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", quantised.wrong_rule,
-        quantised.laws, quantised.REFUSALS,
+        quantised.run, quantised.budgets, quantised.AXES, quantised.RULE, "key-lengths.zero", laws=quantised.laws,
+        refusals=quantised.REFUSALS, gradient_rule=quantised.GRADIENT,
     ),
     "quantise": Form(quantise.run, quantise.budgets, quantise.AXES, quantise.RULE, refusals=quantise.REFUSALS),
     "latent": Form(
-        latent.run, latent.budgets, latent.AXES, latent.RULE, wrong_rule=latent.wrong_rule, laws=latent.laws,
-        refusals=latent.REFUSALS,
+        latent.run, latent.budgets, latent.AXES, latent.RULE, laws=latent.laws, refusals=latent.REFUSALS,
+        gradient_rule=latent.GRADIENT,
     ),
     "alibi_slopes": Form(alibi_slopes.run, alibi_slopes.budgets, alibi_slopes.AXES, alibi_slopes.RULE),
     "alibi_bias": Form(
@@ -88,13 +92,13 @@ FORMS = {
     ),
     "relative_bias": Form(
         relative_bias.run, relative_bias.budgets, relative_bias.AXES, relative_bias.RULE,
-        wrong_rule=relative_bias.wrong_rule, refusals=relative_bias.REFUSALS,
+        refusals=relative_bias.REFUSALS, gradient_rule=relative_bias.GRADIENT,
     ),
     "document_mask": Form(document_mask.run, document_mask.budgets, document_mask.AXES, document_mask.RULE),
     "prefix_lm": Form(prefix_lm.run, prefix_lm.budgets, prefix_lm.AXES, prefix_lm.RULE, refusals=prefix_lm.REFUSALS),
     "context_parallel": Form(
         context_parallel.run, context_parallel.budgets, context_parallel.AXES, context_parallel.RULE,
-        wrong_rule=context_parallel.wrong_rule, laws=context_parallel.laws, refusals=context_parallel.REFUSALS,
+        laws=context_parallel.laws, refusals=context_parallel.REFUSALS, gradient_rule=context_parallel.GRADIENT,
     ),
 }  # fmt: skip
 
@@ -196,7 +200,8 @@ def judged(got: Tensors, golden: FormGolden, budgets: Tensors) -> float:
 
 
 def _violation(name: str, found: Comparison, golden: FormGolden, form: Form) -> Violation:
-    rule = form.wrong_rule(name, found.wrong, golden) or form.rule
+    more = form.gradient_rule if name.startswith("grad_") else form.wrong_rule(name, found.wrong, golden)
+    rule = more or form.rule
     if rule == form.rule and not bool((found.wrong & ~_empty(name, golden)).any()):
         rule = form.empty_rule if form.empty_rule in golden.case.rules else "mask.fully-masked-row"
     return Violation(rule, f"{name} {found.what}", found.details(name, _axes(name, golden)), found.error_over_budget)

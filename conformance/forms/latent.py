@@ -13,8 +13,7 @@ from attnspec.conformance.budget import arithmetic_of
 from attnspec.conformance.forms.latent_gradients import gradient_budgets
 from attnspec.conformance.forms.projections import apart_term, inner_products, layer_error, shared_term
 from attnspec.conformance.forms.refusals import Refusal, instead
-from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
-from attnspec.conformance.outcome import Violation
+from attnspec.conformance.forms.target import Target, Tensors, there_and_back, unchanged
 from attnspec.conformance.row_errors import CONFIDENCE, lse_error, output_error
 from attnspec.conformance.rows import Arithmetic, Rows, score_ties
 from attnspec.golden.forms.latent import CACHE, LEAVES, LatentProblem
@@ -41,8 +40,6 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     """
     problem = cast(LatentProblem, golden.case.problem)
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
-    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
-    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
     options: dict[str, Any] = {"scale": problem.scale} if problem.scale else {}
     if problem.causal != "none":
         options["is_causal"] = True
@@ -50,12 +47,8 @@ def run(target: Target, golden: FormGolden) -> Tensors:
         options["causal_alignment"] = problem.causal
     if "key_lengths" in inputs:
         options["key_lengths"] = inputs["key_lengths"]
-    need(target, options)
-    with torch.set_grad_enabled(bool(flows)):
-        found = named(ran(RULE, target, *leaves.values(), **options), ("output", "lse"), RULE)
-    if flows:
-        found |= gradients(GRADIENT, found, leaves, flows)
-    return {name: tensor.detach() for name, tensor in found.items()}
+    given = [inputs[name] for name in LEAVES]
+    return there_and_back(target, inputs, LEAVES, given, options, RULE, GRADIENT)
 
 
 def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
@@ -86,28 +79,20 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     return results
 
 
-def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
-    """Return the rule of a gradient; None for other results."""
-    return GRADIENT if name.startswith("grad_") else None
-
-
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
     """Hold a target to what needs no vector: NaN and infinities in tokens that do not exist leave every bit of `found`,
     what `run` returned, as it was.
 
     Raises Violation. Rule: `key-lengths.absent`.
     """
-    inputs = golden.inputs
-    if "key-lengths.absent" not in golden.case.rules:
+    inputs, rule = golden.inputs, "key-lengths.absent"
+    if rule not in golden.case.rules:
         return
     there = torch.arange(inputs["latent"].shape[1])[:, None] < inputs["key_lengths"][:, None, None]  # (b, k_len, 1)
     for junk in (math.nan, math.inf):
         dirty = {name: inputs[name].where(there, junk) for name in CACHE}
-        what = f"{junk} in tokens that do not exist"
-        again = repeated("key-lengths.absent", what, run, target, FormGolden(golden.case, golden.tensors | dirty))
-        for name, right in found.items():
-            if not torch.equal(again[name], right):
-                raise Violation("key-lengths.absent", f"{name} changes with {what}")
+        spoiled = FormGolden(golden.case, golden.tensors | dirty)
+        unchanged(run, target, spoiled, found, f"{junk} in tokens that do not exist", rule, rule)
 
 
 def expanded_budget(

@@ -11,9 +11,8 @@ import torch
 
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.forms.refusals import Arguments, Refusal, instead
-from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
+from attnspec.conformance.forms.target import Target, Tensors, there_and_back, unchanged
 from attnspec.conformance.gradient_budget import gradient_budget
-from attnspec.conformance.outcome import Violation
 from attnspec.golden.forms.packed import LEAVES, PackedProblem
 from attnspec.golden.store import FormGolden
 from attnspec.spec.call import Call
@@ -37,17 +36,8 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     else.
     """
     inputs = {name: tensor.clone() for name, tensor in golden.inputs.items()}
-    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
-    leaves = {name: inputs[name].requires_grad_(bool(flows)) for name in LEAVES}
-    options = words(golden)
-    need(target, options)
-    with torch.set_grad_enabled(bool(flows)):
-        found = named(
-            ran(RULE, target, *(inputs[name] for name in (*LEAVES, *BOUNDARIES)), **options), ("output", "lse"), RULE
-        )
-    if flows:
-        found |= gradients(GRADIENT, found, leaves, flows)
-    found = {name: tensor.detach() for name, tensor in found.items()}
+    given = [inputs[name] for name in (*LEAVES, *BOUNDARIES)]
+    found = there_and_back(target, inputs, LEAVES, given, words(golden), RULE, GRADIENT)
     end = int(inputs["cu_seqlens_q"][-1])
     for name, place in (("output", (slice(end, None),)), ("lse", (slice(None), slice(end, None)))):
         if name in found and found[name].shape == golden.truth[name].shape:
@@ -92,11 +82,6 @@ def budgets(golden: FormGolden, accuracy: str = "fused") -> Tensors:
     return found
 
 
-def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
-    """Return the rule of a gradient; None for other results."""
-    return GRADIENT if name.startswith("grad_") else None
-
-
 def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -> None:
     """Hold a target to what needs no vector: NaN and infinities in other members, in keys that do not exist and behind
     the last boundary leave every bit of `found`, what `run` returned, as it was.
@@ -106,20 +91,21 @@ def laws(target: Target, golden: FormGolden, found: Tensors, budgets: Tensors) -
     problem = cast(PackedProblem, golden.case.problem)
     own = list(problem.members())
     rows, there = (slice(None, sum(counts)) for counts in (problem.queries, problem.keys))
-    everywhere = dict.fromkeys(found, slice(None))
     for junk in (math.nan, math.inf):
         if problem.lengths:
             kept = [*(keys for _, keys in own), slice(there.stop, None)]
             dirty = _spoiled(golden, [slice(None)], kept, junk)
-            _same(target, dirty, found, everywhere, "packed.key-lengths", f"{junk} in keys that do not exist")
+            what = f"{junk} in keys that do not exist"
+            unchanged(run, target, dirty, found, what, "packed.key-lengths", GRADIENT)
         if problem.tail:
             dirty = _spoiled(golden, [rows], [there], junk)
-            _same(target, dirty, found, everywhere, "packed.tail", f"{junk} behind the last boundary")
+            unchanged(run, target, dirty, found, f"{junk} behind the last boundary", "packed.tail", GRADIENT)
         for b, (queries, keys) in enumerate(own if len(own) > 1 else ()):
             dirty = _spoiled(golden, [queries], [keys], junk)
             places = {"output": queries, "lse": (slice(None), queries), "grad_query": queries}
             places |= {"grad_key": keys, "grad_value": keys}
-            _same(target, dirty, found, places, "packed.separate", f"{junk} outside of member {b}")
+            what = f"{junk} outside of member {b}"
+            unchanged(run, target, dirty, found, what, "packed.separate", GRADIENT, places)
 
 
 def _spoiled(golden: FormGolden, queries: list[slice], keys: list[slice], junk: float) -> FormGolden:
@@ -135,16 +121,6 @@ def _spoiled(golden: FormGolden, queries: list[slice], keys: list[slice], junk: 
             for place in queries:
                 changed[name][:, place] = tensor[:, place]
     return FormGolden(golden.case, golden.tensors | changed)
-
-
-def _same(target: Target, dirty: FormGolden, found: Tensors, places: dict[str, Any], rule: str, what: str) -> None:
-    """Raise Violation of `rule` where the results for a dirty case differ from those found before in these places."""
-    again = repeated(rule, what, run, target, dirty)
-    for name, right in found.items():
-        place = places[name]
-        if again[name].shape != right.shape or not torch.equal(again[name][place], right[place]):
-            broken = GRADIENT if name.startswith("grad_") else rule
-            raise Violation(broken, f"{name} changes with {what}")
 
 
 def _listed(place: int | str, values: list[int], dtype: torch.dtype = torch.int32) -> Callable[[Arguments], Arguments]:

@@ -11,7 +11,7 @@ from attnspec.conformance.budget import arithmetic_of
 from attnspec.conformance.forms.projections import apart_term, shared_term
 from attnspec.conformance.forms.quantised_gradient import product_roundoff, query_bound
 from attnspec.conformance.forms.refusals import Refusal, instead
-from attnspec.conformance.forms.target import Target, Tensors, gradients, named, need, ran, repeated
+from attnspec.conformance.forms.target import Target, Tensors, repeated, there_and_back
 from attnspec.conformance.outcome import Violation
 from attnspec.conformance.row_errors import CONFIDENCE, lse_error, output_error
 from attnspec.conformance.rows import Arithmetic, Rows, covariance, score_ties
@@ -43,15 +43,8 @@ def run(target: Target, golden: FormGolden) -> Tensors:
     if "key_lengths" in inputs:
         options["key_lengths"] = inputs["key_lengths"]
         _spoil(inputs)
-    need(target, options)
-    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
-    query = inputs["query"].requires_grad_(bool(flows))
-    with torch.set_grad_enabled(bool(flows)):
-        returned = ran(RULE, target, *(inputs[name] for name in TENSORS), **options)
-        found = named(returned, ("output", "lse"), RULE)
-    if flows:
-        found |= gradients(GRADIENT, found, {"query": query}, flows)
-    return {name: tensor.detach() for name, tensor in found.items()}
+    given = [inputs[name] for name in TENSORS]
+    return there_and_back(target, inputs, ("query",), given, options, RULE, GRADIENT)
 
 
 def _spoil(inputs: Tensors) -> None:
@@ -100,11 +93,6 @@ def _of_heads(scale: torch.Tensor, problem: QuantisedProblem) -> torch.Tensor:
     """Return the scales for each query head, (batch, q_heads, 1 or k_len, 1 or dim) float64."""
     tail = scale.shape[2:] if scale.ndim else (1, 1)
     return grouped_heads.expand(scale.double().expand(problem.b, problem.kv_heads, *tail), problem.hq)
-
-
-def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
-    """Return the rule of the gradient; None for other results."""
-    return GRADIENT if name.startswith("grad_") else None
 
 
 def _errors(

@@ -80,11 +80,6 @@ def sum_budget(terms: torch.Tensor, a: Arithmetic) -> float:
     return error + a.output * (abs(float(terms.sum())) + error) + a.tiny
 
 
-def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
-    """Return the rule of a gradient; None for the bias."""
-    return GRADIENT if name == "grad_table" else None
-
-
 REFUSALS = (
     Refusal("relative-bias-refuses-an-odd-table", "relative-bias.shape", "relative-bias-square-float32",
             "a table of 7 buckets is bidirectional", lambda sound: {0: sound[0][:7]}),

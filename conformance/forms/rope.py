@@ -83,8 +83,6 @@ def _visible(problem: RopeProblem) -> torch.Tensor:
 def wrong_rule(name: str, wrong: torch.Tensor, golden: FormGolden) -> str | None:
     """Return the rule of elements that must keep their bits, where no other is wrong; None for others."""
     problem = cast(RopeProblem, golden.case.problem)
-    if name == "grad_query":
-        return GRADIENT
     if problem.keys:
         return "rope.distance" if problem.shift else None
     if not wrong[..., : problem.turned].any():

@@ -14,6 +14,7 @@ from attnspec.conformance.gradient_errors import (
     WeightErrors,
     delta_errors,
     rounded_weights,
+    step_of,
 )
 from attnspec.conformance.gradient_sums import row_ties
 from attnspec.conformance.row_errors import CONFIDENCE
@@ -57,7 +58,7 @@ def softmax_errors(rows: Rows, visible: torch.Tensor, backward: Backward) -> tup
     row, row_fixed = delta_errors(rows, errors, ties, backward, product, norm2)
     r = torch.where(p > 0, product - delta + backward.grad_lse, 0.0)
     grad_scores = p * r
-    step = a.weights_step / (min(1.0, abs(rows.scale)) or 1.0) if a.weights else 0.0
+    step = step_of(rows, backward)
     together = torch.sqrt(torch.maximum(ties, row_ties(rows).mT))  # equal terms have equal errors
 
     off2 = inner_products(dim, product, torch.sqrt(norm2), a.work) ** 2

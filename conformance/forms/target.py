@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
-from attnspec.conformance.kernel import in_one_line, said
+from attnspec.conformance.kernel import bare_of, in_one_line, said
 from attnspec.conformance.outcome import NotSupported, Violation
 
 Tensors = dict[str, torch.Tensor]
@@ -88,13 +88,39 @@ def gradients(
     missing = [name for name in wanted if name not in found]
     if missing:
         raise NotSupported(f"no gradient comes back: there is no {' and no '.join(missing)}", declared=False)
-    results = [found[name] for name in wanted]
-    bare = [f"{name} has no grad_fn" for name in wanted if not found[name].requires_grad]
-    if bare:
-        raise NotSupported(f"no gradient comes back: {' and '.join(bare)}", declared=False)
-    back = ran(rule, torch.autograd.grad, results, list(leaves.values()), flows, allow_unused=True)
+    results = {name: found[name] for name in wanted}
+    if bare := bare_of(results):
+        raise NotSupported(f"no gradient comes back: {bare}", declared=False)
+    back = ran(rule, torch.autograd.grad, list(results.values()), list(leaves.values()), flows, allow_unused=True)
     given = (torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves.values(), back, strict=True))
     return {f"grad_{name}": gradient for name, gradient in zip(leaves, given, strict=True)}
+
+
+def there_and_back(
+    target: Target,
+    inputs: Tensors,
+    leaves: Collection[str],
+    arguments: Sequence[Any],
+    options: dict[str, Any],
+    rule: str,
+    of_gradients: str,
+) -> Tensors:
+    """Call a target and return what comes back as output and lse and, where something flows back to them, the gradients
+    of the leaves, through autograd.
+
+    inputs: the tensors of a case, with `grad_output` and `grad_lse` where they flow back; leaves: names of those that
+    have a gradient; arguments, options: of the call, made of `inputs`. Raises NotSupported where the signature lacks an
+    option, where the target refuses by NotImplementedError and where no gradient comes back; Violation where it raises
+    anything else, of `rule` in the call and of `of_gradients` in its backward pass.
+    """
+    need(target, options)
+    flows = [inputs[name] for name in ("grad_output", "grad_lse") if name in inputs]
+    given = {name: inputs[name].requires_grad_(bool(flows)) for name in leaves}
+    with torch.set_grad_enabled(bool(flows)):
+        found = named(ran(rule, target, *arguments, **options), ("output", "lse"), rule)
+    if flows:
+        found |= gradients(of_gradients, found, given, flows)
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def repeated(rule: str, what: str, run: Callable[..., Tensors], *arguments: Any) -> Tensors:
@@ -107,3 +133,25 @@ def repeated(rule: str, what: str, run: Callable[..., Tensors], *arguments: Any)
     except (Violation, NotSupported) as error:
         said_now = error.what if isinstance(error, Violation) else error.reason
         raise Violation(rule, f"with {what}: {said_now}") from error
+
+
+def unchanged(
+    run: Callable[..., Tensors],
+    target: Target,
+    dirty: Any,
+    found: Tensors,
+    what: str,
+    rule: str,
+    of_gradients: str,
+    places: dict[str, Any] | None = None,
+) -> None:
+    """Raise Violation where a target gives other bits for a changed case than `found`, what `run` returned before.
+
+    dirty: the case; what: what is changed, in words. rule: that of output and lse, of_gradients: of gradients. places:
+    where in each result the bits must stay, everywhere by default.
+    """
+    again = repeated(rule, what, run, target, dirty)
+    for name, right in found.items():
+        place = ... if places is None else places[name]
+        if again[name].shape != right.shape or not torch.equal(again[name][place], right[place]):
+            raise Violation(of_gradients if name.startswith("grad_") else rule, f"{name} changes with {what}")

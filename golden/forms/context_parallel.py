@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, gradient_shapes, numbers
 from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.context_parallel import shards
@@ -126,12 +126,7 @@ class ContextParallelProblem(WordProblem):
         }
         if self.mask:
             shapes["attn_mask"] = ("bool", (1, 1, self.q, self.k))
-        if self.grad:
-            shapes["grad_output"] = (self.dtype, shapes["output"][1])
-            shapes |= {f"grad_{name}": ("float64", shapes[name][1]) for name in LEAVES}
-        if self.grad == "lse":
-            shapes["grad_lse"] = (lse_dtype(self.dtype), shapes["lse"][1])
-        return shapes
+        return shapes | gradient_shapes(shapes, self.dtype, LEAVES, self.grad)
 
     def inputs(self) -> Tensors:
         """Return the whole sequence, the positions that each rank holds, one rank after the other, how many each

@@ -7,6 +7,7 @@ does not mention has its default. `parse` reads it, `str` writes it, and the two
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -128,6 +129,19 @@ class FormCase:
 def lse_dtype(dtype: str) -> str:
     """The dtype of an lse beside tensors of a dtype: float64 for float64, else float32."""
     return "float64" if dtype == "float64" else "float32"
+
+
+def gradient_shapes(shapes: Shapes, dtype: str, leaves: Collection[str], grad: str) -> Shapes:
+    """Return dtype and shape of what flows back, and of the true gradients of the leaves, by name; nothing without.
+
+    shapes: of the inputs, output and lse; dtype: of the problem; grad: through what gradients flow back, `output`, or
+    `lse` for both; "" is none.
+    """
+    if not grad:
+        return {}
+    found: Shapes = {"grad_output": (dtype, shapes["output"][1])}
+    found |= {f"grad_{name}": ("float64", shapes[name][1]) for name in leaves}
+    return found | ({"grad_lse": (lse_dtype(dtype), shapes["lse"][1])} if grad == "lse" else {})
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, gradient_shapes, numbers
 from attnspec.golden.inputs import Source, draw_lengths, to_tensor
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact.latent import latent_attention, latent_backward
@@ -146,12 +146,7 @@ class LatentProblem(WordProblem):
         }
         if self.lengths != "none":
             shapes["key_lengths"] = ("int32", (self.b,))
-        if self.grad:
-            shapes["grad_output"] = (self.dtype, shapes["output"][1])
-            shapes |= {f"grad_{name}": ("float64", shapes[name][1]) for name in LEAVES}
-        if self.grad == "lse":
-            shapes["grad_lse"] = (lse_dtype(self.dtype), rows)
-        return shapes
+        return shapes | gradient_shapes(shapes, self.dtype, LEAVES, self.grad)
 
     def inputs(self) -> Tensors:
         """Return query, the cache latent and key_rope, the matrices w_uk and w_uv, key_lengths, and what flows

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, gradient_shapes, numbers
 from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
@@ -167,12 +167,7 @@ class PackedProblem(WordProblem):
         }
         if self.lengths:
             shapes["key_lengths"] = ("int32", (batch,))
-        if self.grad:
-            shapes["grad_output"] = (self.dtype, shapes["output"][1])
-            shapes |= {f"grad_{name}": ("float64", shapes[name][1]) for name in LEAVES}
-        if self.grad == "lse":
-            shapes["grad_lse"] = (lse_dtype(self.dtype), shapes["lse"][1])
-        return shapes
+        return shapes | gradient_shapes(shapes, self.dtype, LEAVES, self.grad)
 
     def inputs(self) -> Tensors:
         """Return the tensors of the pack, its boundaries, its lengths, and what flows back."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, gradient_shapes, numbers
 from attnspec.golden.forms.packed import alone, boundaries, whole
 from attnspec.golden.inputs import Source, draw_tokens
 from attnspec.golden.shapes import Shapes
@@ -175,12 +175,7 @@ class PagedProblem(WordProblem):
         }
         if self.packed:
             shapes["cu_seqlens_q"] = ("int32", (batch + 1,))
-        if self.grad:
-            shapes["grad_output"] = (self.dtype, shapes["output"][1])
-            shapes |= {f"grad_{name}": ("float64", shapes[name][1]) for name in LEAVES}
-        if self.grad == "lse":
-            shapes["grad_lse"] = (lse_dtype(self.dtype), shapes["lse"][1])
-        return shapes
+        return shapes | gradient_shapes(shapes, self.dtype, LEAVES, self.grad)
 
     def inputs(self) -> Tensors:
         """Return queries, pages, table and lengths, and what flows back. Slots that no sequence uses hold numbers like
@@ -218,19 +213,22 @@ class PagedProblem(WordProblem):
         options: dict[str, Any] = {"is_causal": self.causal, "causal_alignment": "lower_right", "enable_gqa": True}
         options["scale"] = float(self.scale) if self.scale else None
         starts = boundaries(self.packed or [1] * len(self.key_lengths))
-        for b, length in enumerate(self.key_lengths):
-            keys, values = (
-                np.array([x[pages][x["block_table"][b, j // self.page], j % self.page] for j in range(length)])
-                .reshape(length, *x[pages].shape[2:])
-                .swapaxes(0, 1)[None]
-                for pages in ("key_pages", "value_pages")
-            )
+        for b in range(len(self.key_lengths)):
+            slots = self._slots(x["block_table"], b)
+            keys, values = (x[pages].reshape(-1, *x[pages].shape[2:])[slots] for pages in LEAVES[1:])
+            keys, values = (tokens.swapaxes(0, 1)[None] for tokens in (keys, values))
             place = slice(starts[b], starts[b + 1])
             query = alone(x["query"], place) if self.packed else x["query"][b : b + 1]
             exact = attention(query, keys, values, **options)
             found["output"][place] = exact.output[0].swapaxes(0, 1) if self.packed else exact.output
             found["lse"][(slice(None), place) if self.packed else b] = exact.lse[0]
         return found | (self._gradients(x) if self.grad else {})
+
+    def _slots(self, table: npt.NDArray[Any], b: int) -> npt.NDArray[np.int64]:
+        """Return where the keys of a sequence lie in the pool, in order: page times page_size plus slot."""
+        j = np.arange(self.key_lengths[b])
+        slots: npt.NDArray[np.int64] = table[b, j // self.page].astype(np.int64) * self.page + j % self.page
+        return slots
 
     def _gradients(self, x: Arrays) -> Arrays:
         """Return the true gradients: those of all sequences over the pool as one sequence of keys that they share, of
@@ -243,9 +241,9 @@ class PagedProblem(WordProblem):
             pools = [np.concatenate([pool, pool], 2) for pool in pools]
         visible = np.zeros((len(counts), 1, max(counts), pools[0].shape[2]), dtype=np.bool_)
         for b, (count, length) in enumerate(zip(counts, self.key_lengths, strict=True)):
-            slots = [x["block_table"][b, j // self.page] * self.page + j % self.page for j in range(length)]
-            again = (self.pages[b] - 1) * self.page if self.twice else length
-            slots[again:] = [len(x["key_pages"]) * self.page + slot for slot in slots[again:]]
+            slots = self._slots(x["block_table"], b)
+            if self.twice and length:
+                slots[(self.pages[b] - 1) * self.page :] += len(x["key_pages"]) * self.page
             for i in range(count):
                 visible[b, 0, i, slots[: max(0, length - count + i + 1)] if self.causal else slots] = True
         query, flow = self._by_sequence(x["query"]), self._by_sequence(x["grad_output"])

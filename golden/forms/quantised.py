@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, lse_dtype, numbers
+from attnspec.golden.forms.form import Arrays, Tensors, WordProblem, gradient_shapes, numbers
 from attnspec.golden.inputs import Source, draw_lengths, round_once, to_tensor
 from attnspec.golden.shapes import Shapes
 from attnspec.reference.exact import attention
@@ -209,11 +209,7 @@ class QuantisedProblem(WordProblem):
         }
         if self.lengths != "none":
             shapes["key_lengths"] = ("int32", (self.b,))
-        if self.grad:
-            shapes |= {"grad_output": (self.dtype, shapes["output"][1]), "grad_query": ("float64", shapes["query"][1])}
-        if self.grad == "lse":
-            shapes["grad_lse"] = (lse_dtype(self.dtype), rows)
-        return shapes
+        return shapes | gradient_shapes(shapes, self.dtype, ("query",), self.grad)
 
     def inputs(self) -> Tensors:
         """Return query, stored key and value, their scales, key_lengths, and what flows back."""

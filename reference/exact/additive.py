@@ -19,7 +19,7 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attnspec.reference.exact.attention import ExactResult
-from attnspec.reference.exact.dyadic import DyadicMatrix, dyadic_matrix
+from attnspec.reference.exact.dyadic import dyadic_matrix
 from attnspec.reference.exact.inputs import FLOAT_DTYPES, finite
 from attnspec.reference.exact.mean import GroupedMean
 from attnspec.reference.exact.precision import first_precision, until_decided, working_precision
@@ -131,14 +131,9 @@ def _arguments(
     query: NDArray[np.float64], key: NDArray[np.float64], w_q: NDArray[np.float64], w_k: NDArray[np.float64]
 ) -> list[list[list[Fraction]]]:
     """Return W_q q_i + W_k k_j exactly, (q_len, k_len, hidden)."""
-    from_query = _fractions(dyadic_matrix(query).times_transposed(dyadic_matrix(w_q)))
-    from_key = _fractions(dyadic_matrix(key).times_transposed(dyadic_matrix(w_k)))
+    from_query = dyadic_matrix(query).times_transposed(dyadic_matrix(w_q)).fractions()
+    from_key = dyadic_matrix(key).times_transposed(dyadic_matrix(w_k)).fractions()
     return [[[a + b for a, b in zip(qs, ks, strict=True)] for ks in from_key] for qs in from_query]
-
-
-def _fractions(matrix: DyadicMatrix) -> list[list[Fraction]]:
-    unit = Fraction(2) ** matrix.exponent
-    return [[int(x) * unit for x in row] for row in matrix.integers.table()]
 
 
 def _score(arguments: list[Fraction], v_a: NDArray[np.float64], bias: float) -> Score:

@@ -33,9 +33,9 @@ class ExactGradients:
     query: NDArray[np.float64]
     key: NDArray[np.float64]
     value: NDArray[np.float64]
-    attn_mask: NDArray[np.float64] | None
-    sinks: NDArray[np.float64] | None
-    alibi_slopes: NDArray[np.float64] | None
+    attn_mask: NDArray[np.float64] | None = None
+    sinks: NDArray[np.float64] | None = None
+    alibi_slopes: NDArray[np.float64] | None = None
 
 
 def backward(
@@ -148,7 +148,9 @@ class _CallGradient:
                 "value": (self._value_addends, ONE),
             }
             of_terms = {name: (self._addends_of(term), ONE) for name, term in self.terms.items()}
-            return _gradients({name: settled(name, found[name], *how) for name, how in (inputs | of_terms).items()})
+            return ExactGradients(
+                **{name: settled(name, found[name], *how) for name, how in (inputs | of_terms).items()}
+            )
 
     def rounded_by_balls(self, fmt: Format) -> ExactGradients:
         """Return the gradients, rounded to `fmt`, by balls alone: all of them again, twice as narrow, until each one is
@@ -163,8 +165,8 @@ class _CallGradient:
             if bits >= PRECISION_CAP:
                 raise UndecidedError(f"gradients of capped scores: not decided at {bits} bits")
             bits = min(2 * bits, PRECISION_CAP)
-        return _gradients(
-            {name: np.array(rounded[name], dtype=np.float64).reshape(balls.shape) for name, balls in found.items()}
+        return ExactGradients(
+            **{name: np.array(rounded[name], dtype=np.float64).reshape(balls.shape) for name, balls in found.items()}
         )
 
     def _balls(self) -> dict[str, Balls]:
@@ -222,11 +224,6 @@ class _CallGradient:
                 yield self.heads[b, h].of_scores(row, {j: fmpq(int(term.factor[b, h, row, j])) for j in keys})
 
         return addends
-
-
-def _gradients(found: dict[str, NDArray[np.float64]]) -> ExactGradients:
-    """Return gradients by name, None for the terms that a call does not have."""
-    return ExactGradients(**dict.fromkeys(("attn_mask", "sinks", "alibi_slopes")) | found)  # type: ignore[arg-type]
 
 
 def _checked_gradient(

@@ -51,12 +51,11 @@ class LatentHead:
         """scale * (q_nope . W^UK c + q_rope . kr), (q_len, k_len)."""
         of_nope = dyadic_matrix(self.nope).times_transposed(self.keys)
         of_rope = dyadic_matrix(self.rope).times_transposed(dyadic_matrix(self.key_rope))
-        exponent = min(of_nope.exponent, of_rope.exponent)
-        left, right = (m.integers * (1 << (m.exponent - exponent)) for m in (of_nope, of_rope))
-        scaled = (left + right) * self.scale.rational.numerator
+        total = of_nope.plus(of_rope)
+        scaled = total.integers * self.scale.rational.numerator
         zero, rational = fmpz(0), self.scale.radicand == 1
         rows = [[(zero, x) if rational else (x, zero) for x in row] for row in scaled.table()]
-        return Scores(rows, Fraction(2) ** exponent / self.scale.rational.denominator, self.scale.radicand)
+        return Scores(rows, Fraction(2) ** total.exponent / self.scale.rational.denominator, self.scale.radicand)
 
 
 @dataclass(frozen=True)
