@@ -1,9 +1,26 @@
-"""The golden cases with ALiBi at a corner of its own, with gradients of slopes and of masks: groups as in
-`golden.cases`."""
+"""The golden cases with ALiBi, some with gradients of its slopes: groups as in `golden.cases`."""
 
 from __future__ import annotations
 
 SLOPED: dict[str, dict[str, str]] = {
+    "ALiBi: both forms at both corners, beside masks, groups, windows, sinks and key lengths.": {
+        "alibi-float32": "b=2/hq=4/q=9/k=17/d=24/alibi/seed=430",
+        "alibi-bfloat16": "hq=3/q=17/k=33/d=64/alibi/dtype=bf16/seed=431",
+        "alibi-float64": "hq=2/q=5/k=9/d=3/alibi/dtype=float64/seed=432",
+        "alibi-signed-float32": "hq=2/q=9/k=17/d=24/alibi=signed/seed=433",
+        "alibi-lower-right-float32": "hq=2/q=5/k=33/d=8/alibi=symmetric.lower_right/seed=434",
+        "alibi-lower-right-tall-float16": "hq=2/q=17/k=5/d=8/alibi=symmetric.lower_right/dtype=fp16/seed=435",
+        "alibi-signed-lower-right-float32": "hq=2/q=17/k=5/d=8/alibi=signed.lower_right/seed=436",
+        "alibi-causal-grouped-float32": "b=2/hq=4/hkv=2/q=17/k=17/d=8/alibi/causal/seed=437",
+        "alibi-causal-lower-right-float32": "hq=2/q=5/k=17/d=8/alibi/causal=lower_right/seed=438",
+        "alibi-empty-rows-float32": "b=2/hq=2/q=9/k=17/d=8/alibi/mask=bool.bhqk.empty_rows/seed=439",
+        "alibi-bias-bfloat16": "hq=2/q=9/k=17/d=8/alibi/mask=float.qk.random/dtype=bf16/seed=440",
+        "alibi-lengths-float32": "b=3/hq=2/q=5/k=17/d=8/alibi=symmetric.lower_right/lengths=zero/seed=441",
+        "alibi-far-bfloat16": "q=4/k=700/d=8/alibi/dtype=bf16/seed=442",
+        "gradients-alibi-float32": "hq=3/q=9/k=17/d=8/alibi/grad=lse/seed=443",
+        "gradients-alibi-causal-bfloat16": "b=2/hq=4/hkv=2/q=17/k=17/d=24/alibi/causal/dtype=bf16/grad/seed=444",
+        "gradients-alibi-masked-float32": "hq=2/q=9/k=17/d=8/alibi/mask=bool.bhqk.empty_rows/grad=lse/seed=445",
+    },
     "ALiBi measured from the other corner than causal triangle and window, and slopes of each batch element.": {
         "alibi-upper-left-causal-lower-right-float32": (
             "hq=2/q=5/k=17/d=8/causal=lower_right/alibi=symmetric.upper_left/seed=450"
