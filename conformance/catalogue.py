@@ -152,7 +152,7 @@ CHECKS = (
     Check("hidden_nan_stays_out", "laws", "law", ("mask.hidden-nan",), forward.hiding),
     Check("output_lies_between_the_visible_values", "relations", "law", ("softmax.weights",), MASKED),
     Check("output_is_linear_in_the_values", "relations", "law", ("attention.output",), PLAIN),
-    Check("absent_keys_never_show", "lengths", "law", ("key-lengths.absent",), lengths.ragged),
+    Check("absent_keys_never_show", "lengths", "law", ("key-lengths.absent",), lengths.absent),
     Check("lengths_equal_shorter_keys", "lengths", "law", ("key-lengths.visible",), lengths.ragged),
     Check("decoding_equals_prefill", "lengths", "law", CACHE, lengths.decodes),
     Check("impossible_lengths_are_refused", "lengths", "contract", ("key-lengths.range",), lengths.refusable),

@@ -130,12 +130,16 @@ def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
 def draw_lengths(draw: Source, content: str, batch: int, k_len: int) -> npt.NDArray[np.int32]:
     """Return how many keys of each batch element exist, (batch,) int32.
 
-    content: ragged (1 to k_len, all keys in the last element), zero (the same, and none in the first), full (all).
+    content: ragged (1 to k_len, all keys in the last element), short (1 to k_len - 1, as in a cache with room left),
+    zero (ragged, and none in the first), full (all).
     """
     lengths = np.full(batch, k_len)
     if content != "full":
-        drawn = 1 + (draw.uniform("key_lengths", (batch,)) * k_len).astype(np.int64)
-        lengths[:-1] = np.minimum(drawn, k_len)[:-1]
+        most = k_len - 1 if content == "short" and k_len > 1 else k_len
+        drawn = 1 + (draw.uniform("key_lengths", (batch,)) * most).astype(np.int64)
+        lengths = np.minimum(drawn, most)
+    if content in ("ragged", "zero"):
+        lengths[-1:] = k_len
     if content == "zero" and batch:
         lengths[0] = 0
     return lengths.astype(np.int32)

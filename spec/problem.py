@@ -36,7 +36,7 @@ FOLLOWS = {"value_dim": "head_dim", "kv_batch": "batch", "kv_heads": "q_heads"} 
 FINITE_CONTENTS = ("low", "sentinel", "low_rows")  # of a float mask: finite, so that nothing is hidden
 KEYS = ("normal", "equal", "growing", "falling")
 VALUES = ("normal", "uniform", "spiky", "constant", "sign_sorted", "huge", "tiny")
-LENGTHS = ("ragged", "zero", "full")
+LENGTHS = ("ragged", "short", "zero", "full")
 SINKS = ("normal", "high", "low")
 GRADS = ("output", "lse")
 

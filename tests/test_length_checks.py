@@ -42,6 +42,7 @@ FOUND = [  # check, mutant, the rule that must be named
     ("visible_set_is_exact", "zero-length-first-key", ZERO),
     ("visible_set_is_exact", "decode-ignores-the-mask", "mask.key-padding"),
     ("absent_keys_never_show", "absent-values-times-0", ABSENT),
+    ("absent_keys_never_show", "absent-values-of-a-shared-cache-times-0", ABSENT),
     ("absent_keys_never_show", "absent-keys-plus-minus-inf", ABSENT),
     ("absent_keys_never_show", "absent-bias-plus-minus-inf", ABSENT),
     ("absent_keys_never_show", "absent-keys-in-the-maximum", ABSENT),
@@ -100,6 +101,14 @@ def test_what_an_honest_kernel_declares_is_run(name: str) -> None:
     worst = [run_case(kernel, case).error_over_budget for case in chosen]
     assert len(worst) >= 16
     assert all(error is not None and 0 <= error < 1 for error in worst)
+
+
+@pytest.mark.parametrize("check", ["absent_keys_never_show", "absent_keys_reach_no_gradient"])
+def test_every_case_of_absent_keys_holds_one(check: str) -> None:
+    chosen = [case for case in cases("full") if case.check == check]
+    assert {case.problem.kv_batch == 1 for case in chosen} == {True, False}
+    for case in chosen:
+        assert with_absent(make_call(case.problem), torch.nan).key.isnan().any(), case.id
 
 
 def test_a_kernel_that_is_not_deterministic_may_change_bits_but_not_leak() -> None:

@@ -78,6 +78,7 @@ def absent(level: str) -> Iterator[Problem]:
     yield base
     yield base.but(key_lengths="zero", q_heads=6, kv_heads=2, dtype="bfloat16")
     yield base.but(causal="lower_right")
+    yield base.but(kv_batch=1, key_lengths="short")
 
 
 def visible_sets(level: str) -> Iterator[Problem]:

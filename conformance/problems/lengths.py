@@ -18,7 +18,8 @@ def ragged(level: str) -> Iterator[Problem]:
         yield base.but(causal=causal, key_lengths="zero", q_heads=6, kv_heads=2)
         yield base.but(causal=causal, q_len=70, k_len=33, dtype="bfloat16")
     yield base.but(key_lengths="full")
-    yield base.but(kv_batch=1, q_len=9)
+    for causal in (None, *CORNERS):
+        yield base.but(kv_batch=1, q_len=9, key_lengths="short", causal=causal)
     yield base.but(mask=Mask("bool", "bhqk", "random"), dtype="float16")
     yield base.but(mask=Mask("float", "11qk", "random"), key_lengths="zero")
     unsorted = base.but(batch=4, seed=4)
@@ -34,6 +35,11 @@ def ragged(level: str) -> Iterator[Problem]:
             yield base.but(k_len=k_len, causal=corner, seed=3)
         for dtype, corner in product(DTYPES, (None, *CORNERS)):
             yield base.but(dtype=dtype, k_len=300, causal=corner, q_len=33, seed=4)
+
+
+def absent(level: str) -> Iterator[Problem]:
+    """The same where the memory holds a key that exists for no batch element."""
+    return (p for p in ragged(level) if p.key_lengths != "full" and p.k_len > 1)
 
 
 def decodes(level: str) -> Iterator[Problem]:

@@ -239,6 +239,13 @@ MUTANTS = (
            "masked-value-leak/nan-in-masked-value", "key-lengths.absent",
            also=(("ctx.save_for_backward(q, k, v,",
                   "ctx.save_for_backward(q, k, v if key_lengths is None else dirty,"),)),
+    Mutant("grad-absent-values-of-a-shared-cache-times-0", C,
+           "            k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)",
+           "            dirty = v\n"
+           "            k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)",
+           "masked-value-leak/paged-block-stale", "key-lengths.absent",
+           also=(("ctx.save_for_backward(q, k, v,",
+                  "ctx.save_for_backward(q, k, v if key_lengths is None or value.shape[0] == batch else dirty,"),)),
     Mutant("grad-features-beyond-96-lost", C, DQ, f"{DQ}\n        dq[..., 96:] = 0",
            "tail-tile-or-block-multiple/head-dim-hard-coded", QUERY),
     Mutant("grad-bias-lost-where-causal", C, GIVEN, "ctx.causal = is_causal\n        ctx.given = scale, ",

@@ -129,6 +129,8 @@ MUTANTS = (
            "own = slice(first, ends[b] if b == 0 or lengths[b - 1] else first)", NO_KEYS, ZERO),
     Mutant("absent-values-times-0", "lengths_plain", f"    {VALUE}\n", "    value = value.expand(batch, -1, -1, -1)\n",
            STALE, ABSENT),
+    Mutant("absent-values-of-a-shared-cache-times-0", "lengths_plain", VALUE,
+           "value = torch.where(slot | (value.shape[0] < batch), value, 0.0)", STALE, ABSENT),
     Mutant("absent-keys-plus-minus-inf", "lengths_plain", f"    {KEY}\n", "    key = key.expand(batch, -1, -1, -1)\n",
            STALE, ABSENT,
            also=((HIDE, "scores = scores + torch.zeros_like(scores).masked_fill(~visible, -torch.inf)"),)),
