@@ -18,7 +18,7 @@ from attnspec.conformance.diagnosis import diagnose as diagnosis
 from attnspec.conformance.diagnosis.battery import battery
 from attnspec.conformance.diagnosis.broken import broken_rule
 from attnspec.conformance.diagnosis.diagnose import Diagnosis, diagnose
-from attnspec.conformance.diagnosis.evidence import Evidence
+from attnspec.conformance.diagnosis.evidence import ForwardEvidence
 from attnspec.conformance.diagnosis.mistake import Mistake
 from attnspec.conformance.diagnosis.mistakes import CATALOGUE
 from attnspec.conformance.diagnosis.steps import Steps, attend
@@ -170,7 +170,7 @@ def test_the_right_steps_are_the_reference(problem: str, corner: str) -> None:
 def test_the_budget_of_the_right_steps_is_the_error_budget(problem: str) -> None:
     call = make_call(Problem.parse(problem.format("bfloat16")))
     result = answer(call)
-    found, expected = Evidence(call, result, "upper_left", "fused").budget, error_budget(call)
+    found, expected = ForwardEvidence(call, result, "upper_left", "fused").budget, error_budget(call)
     torch.testing.assert_close(
         found.output, expected.output, rtol=1e-2, atol=0
     )  # weights that underflow are not counted

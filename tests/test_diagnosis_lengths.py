@@ -9,7 +9,7 @@ from mutants.house import HONEST, kernel_of
 
 from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.diagnosis.diagnose import diagnose
-from attnspec.conformance.diagnosis.evidence import Evidence
+from attnspec.conformance.diagnosis.evidence import ForwardEvidence
 from attnspec.conformance.diagnosis.steps import Steps, attend
 from attnspec.conformance.targets import resolve
 from attnspec.golden.inputs import make_call
@@ -45,7 +45,7 @@ def test_an_honest_kernel_has_no_name(kernel: str, text: str) -> None:
     honest = resolve(f"{HONEST}/{kernel}.py:attention")
     case = case_named(f"output_stays_within_budget/{text}")
     call = make_call(case.problem)
-    assert not Evidence(call, honest(call), case.problem.corner, "fused").wrong
+    assert not ForwardEvidence(call, honest(call), case.problem.corner, "fused").wrong
     assert diagnose(honest, case) is None
 
 

@@ -26,6 +26,15 @@ def battery(case: Problem, capabilities: Capabilities) -> Iterator[Problem]:
             yield problem
 
 
+def with_gradients(case: Problem, capabilities: Capabilities) -> Iterator[Problem]:
+    """Return the problems of the battery with the gradients of a case, of slopes too where it asks for them."""
+    for problem in battery(case, capabilities):
+        alibi = problem.alibi and problem.alibi._replace(learned=bool(case.alibi and case.alibi.learned))
+        flowing = problem.but(grad=case.grad, alibi=alibi)
+        if capabilities.lacks(flowing) is None:
+            yield flowing
+
+
 def _problems(case: Problem, corner: str, alibi_corner: str) -> Iterator[Problem]:
     base = Problem(q_len=19, k_len=77, head_dim=case.head_dim, batch=2, q_heads=2, dtype=case.dtype, seed=7)
     for (q_len, k_len), causal in product(LENGTHS, (None, corner)):
@@ -52,7 +61,7 @@ def _problems(case: Problem, corner: str, alibi_corner: str) -> Iterator[Problem
         yield base.but(scores=scores, causal=causal)
     for form, causal in product(ALIBI_FORMS, (None, corner)):
         yield base.but(q_heads=6, kv_heads=2, alibi=Alibi(form, alibi_corner), causal=causal)
-        yield base.but(q_len=45, k_len=45, alibi=Alibi(form, alibi_corner), causal=causal)
+        yield base.but(q_len=45, k_len=45, batch=3, alibi=Alibi(form, alibi_corner), causal=causal)
     for kind in SINKS:
         yield base.but(q_heads=6, kv_heads=2, sinks=kind)
         yield base.but(sinks=kind, causal=corner)

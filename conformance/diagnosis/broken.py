@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
 from attnspec.conformance.diagnosis.mistake import (
     Mistake,
     biased,
@@ -67,6 +68,8 @@ BREAKS_BY_NEED = {  # what a call must have to show the mistake: the rule, where
 
 def broken_rule(mistake: Mistake, problem: Problem) -> str:
     """Return the id of the rule that a mistake breaks in a problem."""
+    if isinstance(mistake, BackwardMistake):
+        return mistake.rule
     if mistake.needs is causal:
         return f"mask.causal-{(problem.causal or 'upper_left').replace('_', '-')}"
     if mistake.needs in BREAKS_BY_NEED:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 
 from attnspec.conformance.case import Case
-from attnspec.conformance.diagnosis.battery import battery
 from attnspec.conformance.diagnosis.broken import broken_rule
-from attnspec.conformance.diagnosis.evidence import Evidence, replayed, usable
+from attnspec.conformance.diagnosis.evidence import Evidence, usable
 from attnspec.conformance.diagnosis.fit import fit
-from attnspec.conformance.diagnosis.mistake import Mistake
-from attnspec.conformance.diagnosis.mistakes import CATALOGUE
-from attnspec.conformance.diagnosis.steps import NoPrediction, Steps, attend
+from attnspec.conformance.diagnosis.mistake import Mistake, Numbers
+from attnspec.conformance.diagnosis.recorder import Pair, replayed
+from attnspec.conformance.diagnosis.session import BackwardSession, Session, corner_of
+from attnspec.conformance.diagnosis.steps import NoPrediction
 from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import NotSupported, Violation
-from attnspec.golden.inputs import make_call
-from attnspec.spec.call import Call, Result
+from attnspec.spec.call import Call, Gradients
 from attnspec.spec.problem import Problem
-
-Pair = tuple[Call, Result]
 
 NUMERIC = ("golden", "probe", "regime")  # families whose failures are wrong numbers, wherever they show
 PIECES = 3  # of wrong evidence, and of right evidence, that a mistake is held against
@@ -81,66 +78,22 @@ class Diagnosis:
 def diagnose(kernel: Kernel, case: Case, evidence: Sequence[Pair] | None = None) -> Diagnosis | None:
     """Return which known mistakes reproduce the kernel's failure in a case; None where none does.
 
-    evidence: the calls that failed and the kernel's results; by default the case's check is run once more. Never
-    raises: a failure must be reported with or without a diagnosis.
+    evidence: the calls that failed and the kernel's answers; by default the case's check is run once more. The forward
+    pass is looked at first: where it is wrong, the gradients must be. Never raises: a failure must be reported with or
+    without a diagnosis.
     """
     if case.problem.dropout:  # no mistake of the catalogue knows the draws
         return None
     try:
         with torch.no_grad():
-            return _diagnose(session_of(kernel), case, replayed(kernel, case) if evidence is None else evidence)
+            pairs = replayed(kernel, case) if evidence is None else evidence
+            backward = [pair for pair in pairs if isinstance(pair[1], Gradients)]
+            forward = [pair for pair in pairs if not isinstance(pair[1], Gradients)]
+            if forward and (found := _diagnose(session_of(kernel), case, forward, elsewhere=not backward)):
+                return found
+            return _diagnose(gradients_of(kernel), case, backward) if backward else None
     except Exception:  # a diagnosis is a courtesy
         return None
-
-
-@dataclass
-class Session:
-    """What is known of one kernel. outcomes: by problem, None where it refused. found: diagnoses so far. lost: seconds
-    spent on failures that the catalogue does not hold."""
-
-    kernel: Kernel
-    lost: float = 0.0
-    outcomes: dict[Problem, Evidence | None] = field(default_factory=dict)
-    found: list[Diagnosis] = field(default_factory=list)
-
-    def evidence(self, call: Call, result: Result, corner: str | None) -> Evidence:
-        """Return a piece of evidence; corner: of the case's diagonal, None where it has none."""
-        capabilities = self.kernel.capabilities
-        return Evidence(call, result, corner or capabilities.causal_alignment, capabilities.accuracy)
-
-    def call(self, problem: Problem) -> Call:
-        """Return the call of a problem, with the lse where the kernel has it."""
-        return self.kernel.asking_for_lse(make_call(problem), problem)
-
-    def outcome(self, problem: Problem) -> Evidence | None:
-        """Return what the kernel makes of a problem, run at most once; None where it refuses."""
-        if problem not in self.outcomes:
-            self.outcomes[problem] = self._run(problem)
-        return self.outcomes[problem]
-
-    def corner(self, problem: Problem) -> str:
-        """Return the corner of the triangle of a problem."""
-        return corner_of(problem) or self.kernel.capabilities.causal_alignment
-
-    def filtered(self, candidates: dict[Mistake, int], problem: Problem) -> dict[Mistake, int]:
-        """Return the candidates that reproduce what the kernel makes of a problem, with the elements that match."""
-        outcome = self.outcome(problem)
-        if outcome is None:
-            return candidates
-        fits = {mistake: fit(mistake, outcome) for mistake in candidates}
-        return {mistake: candidates[mistake] + found.matched for mistake, found in fits.items() if found.holds}
-
-    def _run(self, problem: Problem) -> Evidence | None:
-        call = self.call(problem)
-        try:
-            return self.evidence(call, self.kernel(call), corner_of(problem)) if usable(call) else None
-        except (NotSupported, Violation):
-            return None
-
-
-def corner_of(problem: Problem) -> str | None:
-    """Return the corner of a problem's causal triangle or window, None where it has neither."""
-    return problem.corner if problem.causal or problem.window else None
 
 
 @cache
@@ -149,13 +102,19 @@ def session_of(kernel: Kernel) -> Session:
     return Session(kernel)
 
 
-def _diagnose(session: Session, case: Case, pairs: Sequence[Pair]) -> Diagnosis | None:
+@cache
+def gradients_of(kernel: Kernel) -> BackwardSession:
+    """Return the one session of a kernel's gradients."""
+    return BackwardSession(kernel)
+
+
+def _diagnose(session: Session, case: Case, pairs: Sequence[Pair], elsewhere: bool = False) -> Diagnosis | None:
     start = time.monotonic()
     seen = [session.evidence(*pair, corner_of(case.problem)) for pair in pairs if usable(pair[0])]
     wrong = sorted((piece for piece in seen if piece.wrong), key=lambda piece: piece.size)
     right = [piece for piece in seen if not piece.wrong]
-    if pairs and not wrong and session.lost < PATIENCE and case.family in NUMERIC:
-        wrong = elsewhere(session, case.problem)
+    if not wrong and elsewhere and session.lost < PATIENCE and case.family in NUMERIC:
+        wrong = first_wrong(session, case.problem)
     if not wrong:
         return None
     pieces = wrong[:PIECES] + right[:PIECES]
@@ -164,7 +123,7 @@ def _diagnose(session: Session, case: Case, pairs: Sequence[Pair]) -> Diagnosis 
             return known
     if session.lost > PATIENCE:
         return None
-    diagnosis = settled(session, case.problem, reproducing(CATALOGUE, pieces))
+    diagnosis = settled(session, case.problem, reproducing(session.catalogue, pieces))
     if diagnosis is not None:
         session.found.append(diagnosis)
     else:
@@ -172,16 +131,16 @@ def _diagnose(session: Session, case: Case, pairs: Sequence[Pair]) -> Diagnosis 
     return diagnosis
 
 
-def elsewhere(session: Session, problem: Problem) -> list[Evidence]:
+def first_wrong(session: Session, problem: Problem) -> list[Evidence[Any]]:
     """Return the first problem of the battery on which the kernel is wrong."""
-    for other in battery(problem, session.kernel.capabilities):
+    for other in session.battery(problem):
         outcome = session.outcome(other)
         if outcome is not None and outcome.wrong:
             return [outcome]
     return []
 
 
-def reproducing(mistakes: Iterable[Mistake], pieces: Sequence[Evidence]) -> dict[Mistake, int]:
+def reproducing(mistakes: Iterable[Mistake], pieces: Sequence[Evidence[Any]]) -> dict[Mistake, int]:
     """Return the mistakes that reproduce every piece of evidence, with the number of telling elements."""
     found = {}
     for mistake in mistakes:
@@ -198,15 +157,15 @@ def reproducing(mistakes: Iterable[Mistake], pieces: Sequence[Evidence]) -> dict
 
 def settled(session: Session, problem: Problem, candidates: dict[Mistake, int]) -> Diagnosis | None:
     """Hold the candidates against the battery until one name is left and is proven; None where that fails."""
-    others = list(battery(problem, session.kernel.capabilities))
+    others = list(session.battery(problem))
     alone = len({mistake.name for mistake in candidates}) == 1
     for other in others:
         if not candidates or (len(candidates) == 1 and min(candidates.values()) >= ENOUGH):
             break
-        if worth_a_run(candidates, session.call(other), session.corner(other)):
+        if worth_a_run(session, candidates, other):
             candidates = session.filtered(candidates, other)
     proven = [mistake for mistake, telling in candidates.items() if telling >= ENOUGH]
-    found = Diagnosis(tuple(sorted(proven, key=CATALOGUE.index)))
+    found = Diagnosis(tuple(sorted(proven, key=session.catalogue.index)))
     if len(found.names) != 1:
         return found if 0 < len(found.names) <= MOST_NAMES else None
     checked = confirmed(session, found, others)
@@ -223,7 +182,7 @@ def confirmed(session: Session, diagnosis: Diagnosis, others: Iterable[Problem])
     for other in others:
         if checks == CHECKS or diagnosis.but_not:
             break
-        if not worth_a_run({mistake: 0}, session.call(other), session.corner(other)):
+        if not worth_a_run(session, {mistake: 0}, other):
             continue
         outcome = session.outcome(other)
         checks += outcome is not None
@@ -234,34 +193,32 @@ def confirmed(session: Session, diagnosis: Diagnosis, others: Iterable[Problem])
     return diagnosis
 
 
-def worth_a_run(candidates: dict[Mistake, int], call: Call, corner: str) -> bool:
-    """Whether a call tells candidates apart, or one that is not proven yet from the truth."""
-    truth = attend(call, corner, Steps()).result
+def worth_a_run(session: Session, candidates: dict[Mistake, int], problem: Problem) -> bool:
+    """Whether a problem tells candidates apart, or one that is not proven yet from the truth."""
+    call, corner = session.call(problem), session.corner(problem)
+    truth = session.right.numbers(call, corner)
     predictions = {mistake: predicted(mistake, call, corner, truth) for mistake in candidates}
-    known = [result for result in predictions.values() if result is not None]
+    known = [numbers for numbers in predictions.values() if numbers is not None]
     far = FINELY_APART if any(mistake.rounds for mistake in candidates) else APART
-    if any(apart(known[0], other, call.return_lse, far) for other in known[1:]):
+    if any(apart(known[0], other, far) for other in known[1:]):
         return True
-    unproven = [result for mistake, result in predictions.items() if candidates[mistake] < ENOUGH]
-    return any(result is not None and apart(truth, result, call.return_lse, far) for result in unproven)
+    unproven = [numbers for mistake, numbers in predictions.items() if candidates[mistake] < ENOUGH]
+    return any(numbers is not None and apart(truth, numbers, far) for numbers in unproven)
 
 
-def predicted(mistake: Mistake, call: Call, corner: str, truth: Result) -> Result | None:
-    """Return what a kernel that makes the mistake returns, None where the mistake does not say."""
+def predicted(mistake: Mistake, call: Call, corner: str, truth: Numbers) -> Numbers | None:
+    """Return what a kernel that makes the mistake gives, None where the mistake does not say."""
     if not mistake.needs(call):
         return truth
     try:
-        return attend(call, corner, mistake.steps).result
+        return mistake.numbers(call, corner)
     except NoPrediction:
         return None
 
 
-def apart(one: Result, other: Result, with_lse: bool, far: float) -> bool:
-    """Whether two results differ by more than `far`, relative to their largest number."""
-    pairs = [(one.output, other.output)]
-    if with_lse and one.lse is not None and other.lse is not None:
-        pairs.append((one.lse, other.lse))
-    return any(unlike(a, b, far) for a, b in pairs)
+def apart(one: Numbers, other: Numbers, far: float) -> bool:
+    """Whether two predictions differ by more than `far`, relative to their largest number."""
+    return any(unlike(x, other[name], far) for name, x in one.items())
 
 
 def unlike(a: torch.Tensor, b: torch.Tensor, far: float) -> bool:

@@ -1,46 +1,87 @@
-"""Evidence: a call, what the kernel made of it, and how far an honest kernel might be off."""
+"""Evidence: a call, what the kernel made of it, and how far an honest kernel, or a mistaken one, might be off."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from attnspec.conformance.budget import Budget, arithmetic_of
-from attnspec.conformance.case import Case
-from attnspec.conformance.catalogue import BY_NAME
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.diagnosis.steps import Steps, Trace, attend
-from attnspec.conformance.kernel import Kernel
-from attnspec.conformance.outcome import NotSupported, Violation
+from attnspec.conformance.diagnosis.mistake import RIGHT, Mistake, Numbers
+from attnspec.conformance.diagnosis.steps import Trace, attend
 from attnspec.conformance.row_errors import lse_error, output_error
 from attnspec.conformance.rows import Rows, score_ties
 from attnspec.reference import softcap as caps
-from attnspec.spec.call import Call, Result
+from attnspec.spec.call import Call, Gradients, Result
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, Format, format_of
 
 LARGEST = 2**20  # elements of all scores or all keys of a call: beyond, the catalogue takes too long
+SLACK = 2.0  # budgets that a mistaken result may be off: the budget was derived for right ones
 LSE_STORE = 4  # unit roundoffs of the lse's own format, whatever number it holds
 
 
+Answer = TypeVar("Answer", Result, Gradients)
+
+
 @dataclass(frozen=True)
-class Evidence:
-    """A call and a kernel's result. corner: where its right triangle is aligned; accuracy: the kernel's class; judged:
+class Prediction:
+    """What a mistake makes of a call. numbers: what the kernel would give; allowed: how far one that makes the mistake
+    may be off."""
+
+    numbers: Numbers
+    allowed: Callable[[], Numbers]
+
+
+@dataclass(frozen=True)
+class Evidence(ABC, Generic[Answer]):
+    """A call and what a kernel gave. corner: where its right triangle is aligned; accuracy: the kernel's class; judged:
     what the predictions so far have come to, since many forms of a mistake predict the same."""
 
     call: Call
-    result: Result
+    answer: Answer
     corner: str
     accuracy: str
-    judged: list[tuple[Result, bool, Any]] = field(default_factory=list, compare=False)
+    judged: list[tuple[Numbers, bool, Any]] = field(default_factory=list, compare=False)
+    share: ClassVar[float] = 1.0  # of the elements, which a mistake must reproduce
+
+    @property
+    @abstractmethod
+    def found(self) -> dict[str, Comparison]:
+        """What the kernel gave, by name, compared with the truth."""
+
+    @property
+    @abstractmethod
+    def formats(self) -> dict[str, Format]:
+        """The formats, by name, beyond which what the kernel gives overflows."""
+
+    @abstractmethod
+    def predicted(self, mistake: Any) -> Prediction:
+        """Return what a kernel that makes the mistake would have given. Raises NoPrediction."""
+
+    @cached_property
+    def wrong(self) -> bool:
+        """Whether the kernel is off by more than an honest one may be."""
+        return not all(comparison.holds for comparison in self.found.values())
+
+    @property
+    def size(self) -> int:
+        """The number of scores."""
+        batch, heads, q_len, _ = self.call.query.shape
+        return batch * heads * q_len * self.call.key.shape[2]
+
+
+class ForwardEvidence(Evidence[Result]):
+    """A call and its result."""
 
     @cached_property
     def truth(self) -> Trace:
         """What is right."""
-        return attend(self.call, self.corner, Steps())
+        return attend(self.call, self.corner, RIGHT.steps)
 
     @cached_property
     def budget(self) -> Budget:
@@ -48,30 +89,29 @@ class Evidence:
         return budget_of(self.truth, self.call, self.accuracy, 2 if self.call.query.dtype == torch.float64 else 1)
 
     @cached_property
-    def of_output(self) -> Comparison:
-        """The output, compared with the truth."""
-        return compare(
-            self.result.output, self.truth.result.output, self.budget.output, format_of(self.call.query.dtype)
-        )
-
-    @cached_property
-    def of_lse(self) -> Comparison | None:
-        """The lse, compared with the truth; None where there is none."""
-        truth = self.truth.result.lse
-        if self.result.lse is None or truth is None:
-            return None
-        return compare(self.result.lse, truth, self.budget.lse, lse_format(self.call))
-
-    @cached_property
-    def wrong(self) -> bool:
-        """Whether the kernel is off by more than an honest one may be."""
-        return not (self.of_output.holds and (self.of_lse is None or self.of_lse.holds))
+    def found(self) -> dict[str, Comparison]:
+        """As of `Evidence`: output, and the lse where there is one."""
+        output, lse = self.truth.result.output, self.truth.result.lse
+        found = {"output": compare(self.answer.output, output, self.budget.output, self.formats["output"])}
+        if self.answer.lse is not None and lse is not None:
+            found["lse"] = compare(self.answer.lse, lse, self.budget.lse, lse_format(self.call))
+        return found
 
     @property
-    def size(self) -> int:
-        """The number of scores."""
-        batch, heads, q_len, _ = self.call.query.shape
-        return batch * heads * q_len * self.call.key.shape[2]
+    def formats(self) -> dict[str, Format]:
+        """As of `Evidence`; nothing overflows to an lse of -inf."""
+        return {"output": format_of(self.call.query.dtype), "lse": FLOAT64}
+
+    def predicted(self, mistake: Mistake) -> Prediction:
+        """As of `Evidence`."""
+        trace = attend(self.call, self.corner, mistake.steps)
+        numbers = {name: x for name in self.found if (x := getattr(trace.result, name)) is not None}
+
+        def allowed() -> Numbers:
+            budget = budget_of(trace, self.call, self.accuracy, SLACK)
+            return {"output": budget.output, "lse": budget.lse}
+
+        return Prediction(numbers, allowed)
 
 
 def lse_format(call: Call) -> Format:
@@ -86,7 +126,8 @@ def usable(call: Call) -> bool:
         return False
     if call.query.shape[:3].numel() * call.key.shape[2] > LARGEST:
         return False
-    return all(bool(x.isfinite().all()) for x in tensors)
+    flows = (call.grad_output, call.grad_lse)
+    return all(bool(x.isfinite().all()) for x in (*tensors, *flows) if x is not None)
 
 
 def budget_of(trace: Trace, call: Call, accuracy: str, slack: float) -> Budget:
@@ -139,26 +180,3 @@ def rows_of(trace: Trace, call: Call, accuracy: str, total: torch.Tensor) -> Row
         arithmetic=arithmetic_of(format_of(call.query.dtype), accuracy),
         softcap=call.softcap or 0.0,
     )
-
-
-@dataclass(frozen=True)
-class Recorder(Kernel):
-    """A kernel that keeps what it is asked and what it answers."""
-
-    log: list[tuple[Call, Result]] = field(default_factory=list, compare=False)
-
-    def returned(self, call: Call) -> Result:
-        """As `Kernel.returned`; the call is kept as it was before, the result as it was when it came."""
-        tensors = {f.name: getattr(call, f.name) for f in fields(call)}
-        kept = call.but(**{n: x.detach().cpu().clone() for n, x in tensors.items() if isinstance(x, torch.Tensor)})
-        result = super().returned(call)
-        self.log.append((kept, Result(*(None if x is None else x.detach().cpu().clone() for x in result))))  # type: ignore[arg-type]
-        return result
-
-
-def replayed(kernel: Kernel, case: Case) -> list[tuple[Call, Result]]:
-    """Run a case's check once more and return every call that it made, with the kernel's result."""
-    recorder = Recorder(**{f.name: getattr(kernel, f.name) for f in fields(Kernel)})
-    with torch.no_grad(), suppress(Violation, NotSupported):
-        BY_NAME[case.check].body(recorder, case)
-    return recorder.log

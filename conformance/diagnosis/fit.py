@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.diagnosis.evidence import Evidence, budget_of
-from attnspec.conformance.diagnosis.mistake import Mistake
-from attnspec.conformance.diagnosis.steps import NoPrediction, Trace, attend
-from attnspec.spec.call import Result
-from attnspec.spec.dtypes import FLOAT16, FLOAT64, format_of
+from attnspec.conformance.diagnosis.evidence import Evidence, Prediction
+from attnspec.conformance.diagnosis.mistake import Mistake, Numbers
+from attnspec.conformance.diagnosis.steps import NoPrediction
+from attnspec.spec.dtypes import FLOAT16
 
-SLACK = 2.0  # budgets that a mistaken result may be off: the budget was derived for right ones
 FAR_NEARER = 0.25  # the mistake must be this much nearer to the kernel than the truth is, in the mean square
 ROUNDED_SHARE = 0.98  # of elements that a lack of precision must reproduce; in the others a score rounds the other way
 NOISE = 16.0  # budgets of a right result that a quick look lets a mistake's noise be
@@ -28,7 +27,7 @@ class Fit:
     """What a mistake makes of a piece of evidence.
 
     holds: it reproduces the kernel's result. Numbers of elements: differs, where it predicts other than what is right;
-    matched, where it does so clearly and the kernel agrees; telling, those of them that hold a number other than 0.
+    matched, where it does so clearly and the kernel agrees; telling, those of them that hold a number, and not 0.
     """
 
     holds: bool
@@ -40,34 +39,30 @@ class Fit:
 UNDECIDED = Fit(holds=True)
 
 
-def fit(mistake: Mistake, evidence: Evidence) -> Fit:
-    """Return whether the mistake reproduces the evidence: output and lse, wherever they are right or wrong."""
+def fit(mistake: Mistake, evidence: Evidence[Any]) -> Fit:
+    """Return whether the mistake reproduces the evidence: all that the kernel gave, wherever it is right or wrong."""
     if not mistake.needs(evidence.call):
         return Fit(holds=not evidence.wrong)
     try:
-        trace = attend(evidence.call, evidence.corner, mistake.steps)
+        prediction = evidence.predicted(mistake)
     except NoPrediction:
         return UNDECIDED
-    pairs = [(evidence.of_output, trace.result.output)]
-    if evidence.of_lse is not None and trace.result.lse is not None:
-        pairs.append((evidence.of_lse, trace.result.lse))
+    pairs = [(evidence.found[name], number) for name, number in prediction.numbers.items()]
     if not all(nearer(found, predicted) for found, predicted in pairs):
         return Fit(holds=False)
     if all(invisible(found, predicted) for found, predicted in pairs):
         return Fit(holds=not evidence.wrong)
-    for result, rounds, verdict in evidence.judged:
-        if rounds == mistake.rounds and same_numbers(result, trace.result, evidence.of_lse is not None):
+    for numbers, rounds, verdict in evidence.judged:
+        if rounds == mistake.rounds and same_numbers(numbers, prediction.numbers):
             return verdict  # type: ignore[no-any-return]
-    verdict = measured(mistake, evidence, trace)
-    evidence.judged.append((trace.result, mistake.rounds, verdict))
+    verdict = measured(mistake, evidence, prediction)
+    evidence.judged.append((prediction.numbers, mistake.rounds, verdict))
     return verdict
 
 
-def same_numbers(one: Result, other: Result, with_lse: bool) -> bool:
+def same_numbers(one: Numbers, other: Numbers) -> bool:
     """Whether two predictions are the same."""
-    if with_lse and one.lse is not None and other.lse is not None and not torch.equal(one.lse, other.lse):
-        return False
-    return torch.equal(one.output, other.output)
+    return one.keys() == other.keys() and all(torch.equal(x, other[name]) for name, x in one.items())
 
 
 def nearer(found: Comparison, predicted: torch.Tensor) -> bool:
@@ -90,23 +85,21 @@ def invisible(found: Comparison, predicted: torch.Tensor) -> bool:
     return bool((same | ((predicted - found.truth).abs() <= UNSEEN * found.budget)).all())
 
 
-def measured(mistake: Mistake, evidence: Evidence, trace: Trace) -> Fit:
+def measured(mistake: Mistake, evidence: Evidence[Any], prediction: Prediction) -> Fit:
     """Return the fit by the budget of a kernel that makes the mistake."""
-    budget = budget_of(trace, evidence.call, evidence.accuracy, SLACK)
-    fmt = format_of(evidence.call.query.dtype)
-    parts = [(evidence.of_output, trace.result.output, budget.output, fmt)]
-    if evidence.of_lse is not None and trace.result.lse is not None:
-        parts.append((evidence.of_lse, trace.result.lse, budget.lse, FLOAT64))  # nothing overflows to -inf
+    allowed = prediction.allowed()
+    share = min(evidence.share, ROUNDED_SHARE) if mistake.rounds else evidence.share
     holds, differs, matched, telling = True, 0, 0, 0
-    for found, predicted, allowed, form in parts:
-        inside = compare(found.got, predicted, allowed, form).ratio <= 1
+    for name, predicted in prediction.numbers.items():
+        found, form = evidence.found[name], evidence.formats[name]
+        inside = compare(found.got, predicted, allowed[name], form).ratio <= 1
         off, error = (found.got - predicted).abs(), (found.got - found.truth).abs()
         clear = found.wrong & off.isfinite() & error.isfinite()
-        holds = holds and float(inside.double().mean()) >= (ROUNDED_SHARE if mistake.rounds else 1)
+        holds = holds and float(inside.double().mean()) >= share
         holds = holds and bool(off[clear].norm() <= NEARER * error[clear].norm())
         distance = compare(predicted, found.truth, found.budget, form).ratio
         differs += int((distance > 1).sum())
         proof = (distance > TELLING) & inside & ~(off > FAR_NEARER * error)
         matched += int(proof.sum())
-        telling += int((proof & predicted.isfinite() & (predicted != 0)).sum())
+        telling += int((proof & predicted.isfinite() & (predicted.abs() > found.budget)).sum())
     return Fit(holds, differs, matched, telling)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.conformance.diagnosis.steps import Steps
+from attnspec.conformance.diagnosis.steps import Steps, attend
 from attnspec.spec.call import Call
 
 TILES = (16, 32, 64, 128)  # of keys or rows: what kernels are written with
+Numbers = dict[str, torch.Tensor]  # float64, by the name of the result or gradient
 DIM_MULTIPLES = (8, 16, 32, 64)  # that kernels pad or cut a head dimension to
 
 
@@ -149,3 +150,12 @@ class Mistake:
     steps: Steps
     form: str = ""
     rounds: bool = False
+
+    def numbers(self, call: Call, corner: str) -> Numbers:
+        """Return what a kernel that makes the mistake gives: output, and the lse where the call asks for it. Raises
+        NoPrediction where the mistake does not say."""
+        output, lse, _ = attend(call, corner, self.steps).result
+        return {"output": output, "lse": lse} if call.return_lse and lse is not None else {"output": output}
+
+
+RIGHT = Mistake("right", "nothing is wrong", any_call, Steps())

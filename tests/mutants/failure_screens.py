@@ -25,6 +25,7 @@ SHOWN = {  # mutant: the case that shows it
     "scale-of-padded-dim": "output_matches_golden/head-dim-65-float32",
     "lse-base-2": "lse_matches_golden/plain-wide-float32",
     "scores-in-bfloat16": "output_stays_within_budget/q=64/k=64/d=64/hq=2/dtype=float16/scores=16/seed=1",
+    "grad-group-mean": "gradients_match_golden/gradients-grouped-float32",
     "result-remembered-by-shape": "new_content_of_old_memory_is_seen/b=2/hq=3/q=13/k=29/d=32/dtype=float32/seed=1",
 }
 

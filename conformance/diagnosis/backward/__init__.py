@@ -1,0 +1,1 @@
+"""Diagnosis of gradients: which known mistake of a backward pass reproduces them, where the forward pass is right."""

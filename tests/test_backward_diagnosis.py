@@ -1,0 +1,199 @@
+"""Diagnosis of gradients names the mistake that a backward pass makes, for every mistake of the catalogue, and nothing
+for honest kernels and for faults that the catalogue does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mutants import mutant_named
+from mutants.house import kernel_of
+
+from attnspec.conformance.case import Case
+from attnspec.conformance.catalogue import case_named
+from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD, BackwardMistake
+from attnspec.conformance.diagnosis.backward.mistakes import AGAIN, BACKWARD
+from attnspec.conformance.diagnosis.backward.steps import BackwardSteps
+from attnspec.conformance.diagnosis.diagnose import Diagnosis, diagnose
+from attnspec.conformance.diagnosis.mistakes import CATALOGUE
+from attnspec.conformance.kernel import Kernel
+from attnspec.conformance.outcome import Violation
+from attnspec.conformance.running import run_case
+from attnspec.conformance.targets import resolve
+from attnspec.golden.inputs import make_call
+from attnspec.reference.attention import answer
+from attnspec.reference.backward import gradients
+from attnspec.spec.call import Call, Gradients, Result
+from attnspec.spec.capabilities import Capabilities
+from attnspec.spec.problem import Problem
+from attnspec.spec.rules import all_rules
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FEATURES = ("window_size", "softcap", "sinks", "alibi_slopes", "grad_alibi_slopes", "key_lengths", "backward")
+SHOWING = (  # problems on one of which every mistake shows; {} is a dtype
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/causal/grad=lse/seed=1",
+    "b=2/hq=6/hkv=2/q=19/k=33/d=32/dtype={}/grad/seed=1",
+    "b=3/bkv=1/hq=2/q=19/k=33/d=32/dtype={}/grad/seed=1",
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/scale=-0.7/grad/seed=1",
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/mask=float.11qk.random/grad/seed=1",
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/mask=float.b11k.random/grad/seed=1",
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/mask=float.bhqk.random/softcap=1.5/grad/scores=4/seed=1",
+    "b=3/hq=6/hkv=2/q=19/k=33/d=32/dtype={}/sinks/grad=lse/seed=1",
+    "b=3/hq=6/hkv=2/q=19/k=33/d=32/dtype={}/causal/alibi=symmetric.learned/grad=lse/seed=1",
+    "b=2/hq=2/q=33/k=19/d=32/dtype={}/alibi=symmetric.learned/grad=lse/seed=1",
+)
+OWN = [mistake for mistake in BACKWARD if mistake not in AGAIN]
+FIRST_FORMS = list({mistake.name: mistake for mistake in reversed(OWN)}.values())
+WITHIN_BUDGET = {"grad-sinks-against-the-keys"}  # in bfloat16
+REFERENCE = [  # of each kind of option, and a scale, what a kernel that computes the weights again gets wrong
+    "backward-causal-dropped", "backward-causal-sees-next-key", "backward-mask-bias-dropped", "backward-scale-absolute",
+    "backward-softcap-dropped", "backward-alibi-dropped", "backward-heads-tiled", "backward-batch-0-keys",
+]  # fmt: skip
+
+
+def mistaken(mistake: BackwardMistake, dtype: str) -> Kernel:
+    """A kernel with the right results, whose backward pass takes the mistaken steps and stores what comes of them."""
+    declared = Capabilities(features=(*Capabilities().features, *FEATURES), dtypes=(dtype,))
+
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Result:
+        output, lse, _ = answer(Call(query, key, value, **options))
+        assert lse is not None
+        return Result(output.to(query.dtype), lse.float())
+
+    def backward(call: Call, result: Result) -> Gradients:
+        numbers = (mistake if mistake.needs(call) else RIGHT_BACKWARD).numbers(call, "upper_left")
+        inputs = call.differentiable()
+        return Gradients(**{name: x.to(inputs[name].dtype) for name, x in numbers.items()})
+
+    return Kernel("made here", "made here", run, declared, backward=backward)
+
+
+def failing(kernel: Kernel, dtype: str, shows: Callable[[Call], bool] = lambda call: True) -> Case:
+    """The first case that the kernel fails, among those that can show its mistake."""
+    for problem in SHOWING:
+        case = case_named(f"gradients_stay_within_budget/{problem.format(dtype)}")
+        if not shows(make_call(case.problem)):
+            continue
+        try:
+            run_case(kernel, case)
+        except Violation:
+            return case
+    raise AssertionError("no case fails")
+
+
+def names(found: Diagnosis | None) -> tuple[str, ...]:
+    return found.names if found else ()
+
+
+def word(mistake: BackwardMistake) -> str:
+    return f"{mistake.name}: {mistake.form}"
+
+
+@pytest.mark.parametrize("problem", SHOWING)
+def test_the_right_steps_are_the_reference(problem: str) -> None:
+    call = make_call(Problem.parse(problem.format("float32")))
+    right, truth = RIGHT_BACKWARD.numbers(call, "upper_left"), gradients(call)
+    assert right.keys() == call.differentiable().keys()
+    for name, found in right.items():
+        torch.testing.assert_close(found, getattr(truth, name), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mistake", OWN, ids=word)
+def test_every_mistake_is_named_first(mistake: BackwardMistake) -> None:
+    kernel = mistaken(mistake, "float32")
+    found = diagnose(kernel, failing(kernel, "float32", mistake.needs))
+    assert names(found)[:1] == (mistake.name,)
+    assert found is not None
+    assert found.rule(Problem.parse(SHOWING[0].format("float32"))) == mistake.rule
+
+
+@pytest.mark.parametrize("mistake", [m for m in FIRST_FORMS if m.name not in WITHIN_BUDGET], ids=word)
+def test_every_mistake_is_named_first_in_16_bits(mistake: BackwardMistake) -> None:
+    kernel = mistaken(mistake, "bfloat16")
+    assert names(diagnose(kernel, failing(kernel, "bfloat16", mistake.needs)))[:1] == (mistake.name,)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_mistake_of_the_forward_pass_is_named_in_the_backward_pass_alone(name: str) -> None:
+    for mistake in (mistake for mistake in AGAIN if mistake.name == name):
+        kernel = mistaken(mistake, "float32")
+        assert names(diagnose(kernel, failing(kernel, "float32", mistake.needs)))[:1] == (name,), mistake.form
+
+
+@pytest.mark.parametrize(
+    "name", ["grad-query-unscaled", "grad-lse-negative", "grad-group-mean", "recompute-without-mask"]
+)
+def test_a_mistake_in_real_code_is_named_first(name: str) -> None:
+    mutant = mutant_named(name)
+    kernel = kernel_of(mutant)
+    problem = SHOWING[{"grad-group-mean": 1, "recompute-without-mask": 4}.get(name, 0)]
+    case = case_named(f"gradients_stay_within_budget/{problem.format('float32')}")
+    assert names(diagnose(kernel, case))[:1] == (mutant.mistake,)
+
+
+def test_a_wrong_forward_pass_comes_before_its_gradients() -> None:
+    right = mistaken(RIGHT_BACKWARD, "float32")
+
+    def run(*tensors: torch.Tensor, **options: Any) -> Result:
+        return right.run(*tensors, **options | {"is_causal": False})
+
+    case = case_named(f"gradients_stay_within_budget/{SHOWING[0].format('float32')}")
+    assert names(diagnose(replace(right, run=run), case)) == ("causal-dropped",)
+
+
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+
+
+OFF_CATALOGUE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "noise": noise,
+    "columns permuted": lambda x: x.flip(-1),
+    "rows permuted": lambda x: x.roll(1, dims=2),
+    "one per cent too large": lambda x: x * 1.01,
+    "everything is NaN": lambda x: torch.full_like(x, torch.nan),
+    "one element is infinite": lambda x: x.index_fill(3, torch.tensor([0]), torch.inf),
+    "heads reversed": lambda x: x.flip(1) + x.roll(1, dims=2),
+}
+
+
+@pytest.mark.parametrize("fault", OFF_CATALOGUE)
+@pytest.mark.parametrize("of", ["query", "key", "value"])
+def test_a_fault_outside_the_catalogue_has_no_name(fault: str, of: str) -> None:
+    right = mistaken(RIGHT_BACKWARD, "float32")
+    assert right.backward is not None
+
+    def backward(call: Call, result: Result) -> Gradients:
+        given = right.backward(call, result)  # type: ignore[misc]
+        return given._replace(**{of: OFF_CATALOGUE[fault](getattr(given, of))})
+
+    kernel = replace(right, backward=backward)
+    assert diagnose(kernel, failing(kernel, "float32")) is None
+
+
+@pytest.mark.parametrize("base", ["closed_form", "recompute"])
+@pytest.mark.parametrize("problem", SHOWING[:5])
+def test_an_honest_kernel_has_no_name(base: str, problem: str) -> None:
+    kernel = resolve(f"{Path(__file__).parent / 'honest' / f'{base}.py'}:attention")
+    assert diagnose(kernel, case_named(f"gradients_stay_within_budget/{problem.format('float32')}")) is None
+
+
+def test_every_mistake_breaks_a_rule_that_exists_and_every_form_is_told_apart() -> None:
+    assert {mistake.rule for mistake in BACKWARD} <= set(all_rules())
+    assert len({(mistake.name, mistake.form) for mistake in BACKWARD}) == len(BACKWARD)
+    assert not {mistake.name for mistake in BACKWARD} & {mistake.name for mistake in CATALOGUE}
+    assert not [mistake.name for mistake in BACKWARD if mistake.sentence.endswith(".")]
+    assert all(mistake.back != BackwardSteps() for mistake in BACKWARD)
+
+
+def test_steps_are_all_replaceable() -> None:
+    replaced = {
+        f.name
+        for mistake in BACKWARD
+        for f in fields(BackwardSteps)
+        if getattr(mistake.back, f.name) != getattr(BackwardSteps(), f.name)
+    }
+    assert replaced == {f.name for f in fields(BackwardSteps)}
