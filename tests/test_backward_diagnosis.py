@@ -18,7 +18,8 @@ from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD, BackwardMistake
 from attnspec.conformance.diagnosis.backward.mistakes import AGAIN, BACKWARD
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps
-from attnspec.conformance.diagnosis.diagnose import Diagnosis, diagnose
+from attnspec.conformance.diagnosis.diagnose import diagnose
+from attnspec.conformance.diagnosis.diagnosis import Diagnosis
 from attnspec.conformance.diagnosis.mistakes import CATALOGUE
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
