@@ -130,8 +130,8 @@ def _values(draw: Source, kind: str, shape: tuple[int, ...]) -> Array:
 def draw_lengths(draw: Source, content: str, batch: int, k_len: int) -> npt.NDArray[np.int32]:
     """Return how many keys of each batch element exist, (batch,) int32.
 
-    content: ragged (1 to k_len, all keys in the last element), short (1 to k_len - 1, as in a cache with room left),
-    zero (ragged, and none in the first), full (all).
+    content: ragged (1 to k_len, all keys in the last element), short (1 to k_len - 1, as in a cache with room left;
+    all where k_len is 1), zero (ragged, and none in the first), full (all).
     """
     lengths = np.full(batch, k_len)
     if content != "full":

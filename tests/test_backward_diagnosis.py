@@ -18,7 +18,8 @@ from attnspec.conformance.catalogue import case_named
 from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD, BackwardMistake
 from attnspec.conformance.diagnosis.backward.mistakes import AGAIN, BACKWARD
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps
-from attnspec.conformance.diagnosis.diagnose import Diagnosis, diagnose
+from attnspec.conformance.diagnosis.diagnose import diagnose
+from attnspec.conformance.diagnosis.diagnosis import Diagnosis
 from attnspec.conformance.diagnosis.mistakes import CATALOGUE
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
@@ -125,14 +126,18 @@ def test_a_mistake_of_the_forward_pass_is_named_in_the_backward_pass_alone(name:
 
 
 @pytest.mark.parametrize(
-    "name", ["grad-query-unscaled", "grad-lse-negative", "grad-group-mean", "recompute-without-mask"]
+    ("name", "problem"),
+    [
+        ("grad-query-unscaled", SHOWING[0]),
+        ("grad-lse-negative", SHOWING[0]),
+        ("grad-group-mean", SHOWING[1]),
+        ("recompute-without-mask", SHOWING[4]),
+    ],
 )
-def test_a_mistake_in_real_code_is_named_first(name: str) -> None:
+def test_a_mistake_in_real_code_is_named_first(name: str, problem: str) -> None:
     mutant = mutant_named(name)
-    kernel = kernel_of(mutant)
-    problem = SHOWING[{"grad-group-mean": 1, "recompute-without-mask": 4}.get(name, 0)]
     case = case_named(f"gradients_stay_within_budget/{problem.format('float32')}")
-    assert names(diagnose(kernel, case))[:1] == (mutant.mistake,)
+    assert names(diagnose(kernel_of(mutant), case))[:1] == (mutant.mistake,)
 
 
 def test_a_wrong_forward_pass_comes_before_its_gradients() -> None:

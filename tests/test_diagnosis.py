@@ -14,10 +14,11 @@ import torch
 from attnspec.conformance.budget import error_budget
 from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import case_named
-from attnspec.conformance.diagnosis import diagnose as diagnosis
+from attnspec.conformance.diagnosis import diagnose as diagnosing
 from attnspec.conformance.diagnosis.battery import battery
 from attnspec.conformance.diagnosis.broken import broken_rule
-from attnspec.conformance.diagnosis.diagnose import Diagnosis, diagnose
+from attnspec.conformance.diagnosis.diagnose import diagnose
+from attnspec.conformance.diagnosis.diagnosis import DIALECTS, Diagnosis
 from attnspec.conformance.diagnosis.evidence import ForwardEvidence
 from attnspec.conformance.diagnosis.mistake import Mistake
 from attnspec.conformance.diagnosis.mistakes import CATALOGUE
@@ -312,7 +313,7 @@ def test_it_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(diagnosis, "_diagnose", broken)
+    monkeypatch.setattr(diagnosing, "_diagnose", broken)
     assert diagnose(mutant(), case_named(f"output_stays_within_budget/{SHOWING[0].format('float32')}")) is None
 
 
@@ -368,7 +369,7 @@ def test_a_mistake_that_is_a_dialect_says_what_to_declare(name: str, dialect: st
 
 
 def test_dialects_are_mistakes_of_the_catalogue() -> None:
-    assert set(diagnosis.DIALECTS) <= set(BY_NAME)
+    assert set(DIALECTS) <= set(BY_NAME)
 
 
 def test_steps_are_all_replaceable() -> None:

@@ -42,6 +42,22 @@ def test_the_inputs_of_a_problem_never_change() -> None:
     assert digest(call.query, call.key, call.value, call.attn_mask) == INPUTS
 
 
+def lengths(content: str, k_len: int = 9) -> list[int]:
+    drawn = make_call(Problem(1, k_len, 1, batch=99, key_lengths=content)).key_lengths
+    assert drawn is not None
+    found: list[int] = drawn.tolist()
+    return found
+
+
+def test_lengths_are_what_their_content_says() -> None:
+    ragged, zero = lengths("ragged"), lengths("zero")
+    assert (set(ragged), ragged[-1]) == (set(range(1, 10)), 9)
+    assert zero == [0, *ragged[1:]]
+    assert set(lengths("short")) == set(range(1, 9))
+    assert set(lengths("short", k_len=1)) == set(lengths("full", k_len=1)) == {1}
+    assert set(lengths("full")) == {9}
+
+
 def test_stored_inputs_are_those_of_their_problem() -> None:
     goldens = list(load_all())
     assert len(goldens) == len(CASES)

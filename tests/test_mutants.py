@@ -11,6 +11,8 @@ import pytest
 from mutants import FAMILIES, all_mutants, mutant_named
 from mutants.house import HONEST, Mutant, honest_name, honest_targets, kernel_of
 
+from attnspec.conformance.diagnosis.backward.mistakes import BACKWARD
+from attnspec.conformance.diagnosis.mistakes import CATALOGUE
 from attnspec.conformance.targets import resolve
 from attnspec.spec.rules import all_rules
 
@@ -132,6 +134,11 @@ def test_every_mutant_cites_a_rule_and_a_kind() -> None:
         if not mutant.kind.startswith("none public: ")
     }
     assert [name for name, (family, _, kind) in families.items() if family not in FAULT_FAMILIES or not kind] == []
+
+
+def test_every_mistake_of_a_mutant_is_in_a_catalogue() -> None:
+    known = {mistake.name for mistake in (*CATALOGUE, *BACKWARD)}
+    assert [mutant.name for mutant in all_mutants() if mutant.mistake not in (None, *known)] == []
 
 
 def test_every_mutant_claims_what_its_base_claims() -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 
 from attnspec.conformance.case import Case
-from attnspec.conformance.diagnosis.broken import broken_rule
+from attnspec.conformance.diagnosis.diagnosis import Diagnosis
 from attnspec.conformance.diagnosis.evidence import Evidence, usable
 from attnspec.conformance.diagnosis.fit import fit
 from attnspec.conformance.diagnosis.mistake import Mistake, Numbers
 from attnspec.conformance.diagnosis.recorder import Pair, replayed
-from attnspec.conformance.diagnosis.session import BackwardSession, Session, corner_of
+from attnspec.conformance.diagnosis.session import BackwardSession, Session
 from attnspec.conformance.diagnosis.steps import NoPrediction
 from attnspec.conformance.kernel import Kernel
 from attnspec.spec.call import Call, Gradients
@@ -30,49 +29,6 @@ PATIENCE = 4.0  # seconds of fruitless search, after which only what was found b
 CHECKS = 3  # problems that a diagnosis is held against before it is given
 FINELY_APART = 1e-4  # the same, where a lack of precision is among the candidates
 MOST_NAMES = 3  # that a diagnosis gives; more is no diagnosis
-DIALECTS = {  # what a kernel that means a mistake declares instead, by the mistake's name
-    "causal-other-corner": "causal_alignment, by --causal-alignment",
-    "alibi-other-corner": "alibi_alignment, by --alibi-alignment",
-    "alibi-other-form": "alibi_form, in its capabilities",
-    "lse-base-2": "lse_base, in its capabilities",
-    "scores-in-bfloat16": "accuracy eager, by --accuracy",
-    "scores-in-float16": "accuracy eager, by --accuracy",
-}
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The mistakes that reproduce a failure, best first; forms of one mistake stand next to each other.
-
-    but_not: a problem on which the mistake would show and the kernel is right, in words that `Problem.parse` reads.
-    """
-
-    mistakes: tuple[Mistake, ...]
-    but_not: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names, best first."""
-        return tuple(dict.fromkeys(mistake.name for mistake in self.mistakes))
-
-    @property
-    def line(self) -> str:
-        """The line of the failure screen: `name: sentence`, and further names that fit as well."""
-        first, *others = self.names
-        forms = [mistake.form for mistake in self.mistakes if mistake.name == first]
-        form = f" ({forms[0]})" if len(forms) == 1 and forms[0] else ""
-        more = f"; or {', or '.join(others)}" if others else ""
-        less = f"; but not in {self.but_not}" if self.but_not else ""
-        return f"{first}: {self.mistakes[0].sentence}{form}{more}{less}"
-
-    @property
-    def dialect(self) -> str | None:
-        """What a kernel that means its first mistake declares instead, None where the spec has no such dialect."""
-        return DIALECTS.get(self.names[0])
-
-    def rule(self, problem: Problem) -> str:
-        """The id of the rule that the first mistake breaks in a problem."""
-        return broken_rule(self.mistakes[0], problem)
 
 
 def diagnose(kernel: Kernel, case: Case, evidence: Sequence[Pair] | None = None) -> Diagnosis | None:
@@ -89,28 +45,22 @@ def diagnose(kernel: Kernel, case: Case, evidence: Sequence[Pair] | None = None)
             pairs = replayed(kernel, case) if evidence is None else evidence
             backward = [pair for pair in pairs if isinstance(pair[1], Gradients)]
             forward = [pair for pair in pairs if not isinstance(pair[1], Gradients)]
-            if forward and (found := _diagnose(session_of(kernel), case, forward, elsewhere=not backward)):
+            if forward and (found := _diagnose(session_of(kernel, Session), case, forward, elsewhere=not backward)):
                 return found
-            return _diagnose(gradients_of(kernel), case, backward) if backward else None
+            return _diagnose(session_of(kernel, BackwardSession), case, backward) if backward else None
     except Exception:  # a diagnosis is a courtesy
         return None
 
 
 @cache
-def session_of(kernel: Kernel) -> Session:
-    """Return the one session of a kernel."""
-    return Session(kernel)
-
-
-@cache
-def gradients_of(kernel: Kernel) -> BackwardSession:
-    """Return the one session of a kernel's gradients."""
-    return BackwardSession(kernel)
+def session_of(kernel: Kernel, kind: type[Session]) -> Session:
+    """Return the one session of a kernel: of its results, or of its gradients."""
+    return kind(kernel)
 
 
 def _diagnose(session: Session, case: Case, pairs: Sequence[Pair], elsewhere: bool = False) -> Diagnosis | None:
     start = time.monotonic()
-    seen = [session.evidence(*pair, corner_of(case.problem)) for pair in pairs if usable(pair[0])]
+    seen = [session.evidence(*pair, case.problem) for pair in pairs if usable(pair[0])]
     wrong = sorted((piece for piece in seen if piece.wrong), key=lambda piece: piece.size)
     right = [piece for piece in seen if not piece.wrong]
     if not wrong and elsewhere and session.lost < PATIENCE and case.family in NUMERIC:
@@ -131,8 +81,8 @@ def _diagnose(session: Session, case: Case, pairs: Sequence[Pair], elsewhere: bo
     return diagnosis
 
 
-def first_wrong(session: Session, problem: Problem) -> list[Evidence[Any]]:
-    """Return the first problem of the battery on which the kernel is wrong."""
+def first_wrong(session: Session, problem: Problem) -> list[Evidence]:
+    """Return what the kernel makes of the first problem of the battery on which it is wrong; nothing where none is."""
     for other in session.battery(problem):
         outcome = session.outcome(other)
         if outcome is not None and outcome.wrong:
@@ -140,7 +90,7 @@ def first_wrong(session: Session, problem: Problem) -> list[Evidence[Any]]:
     return []
 
 
-def reproducing(mistakes: Iterable[Mistake], pieces: Sequence[Evidence[Any]]) -> dict[Mistake, int]:
+def reproducing(mistakes: Iterable[Mistake], pieces: Sequence[Evidence]) -> dict[Mistake, int]:
     """Return the mistakes that reproduce every piece of evidence, with the number of telling elements."""
     found = {}
     for mistake in mistakes:
@@ -196,6 +146,8 @@ def confirmed(session: Session, diagnosis: Diagnosis, others: Iterable[Problem])
 def worth_a_run(session: Session, candidates: dict[Mistake, int], problem: Problem) -> bool:
     """Whether a problem tells candidates apart, or one that is not proven yet from the truth."""
     call, corner = session.call(problem), session.corner(problem)
+    if not any(mistake.needs(call) for mistake in candidates):
+        return False
     truth = session.right.numbers(call, corner)
     predictions = {mistake: predicted(mistake, call, corner, truth) for mistake in candidates}
     known = [numbers for numbers in predictions.values() if numbers is not None]

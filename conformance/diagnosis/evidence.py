@@ -6,26 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from attnspec.conformance.budget import Budget, arithmetic_of
 from attnspec.conformance.comparison import Comparison, compare
 from attnspec.conformance.diagnosis.mistake import RIGHT, Mistake, Numbers
+from attnspec.conformance.diagnosis.recorder import Answer
 from attnspec.conformance.diagnosis.steps import Trace, attend
 from attnspec.conformance.row_errors import lse_error, output_error
 from attnspec.conformance.rows import Rows, score_ties
 from attnspec.reference import softcap as caps
-from attnspec.spec.call import Call, Gradients, Result
+from attnspec.spec.call import Call, Result
 from attnspec.spec.dtypes import FLOAT32, FLOAT64, Format, format_of
+
+if TYPE_CHECKING:
+    from attnspec.conformance.diagnosis.fit import Fit
 
 LARGEST = 2**20  # elements of all scores or all keys of a call: beyond, the catalogue takes too long
 SLACK = 2.0  # budgets that a mistaken result may be off: the budget was derived for right ones
 LSE_STORE = 4  # unit roundoffs of the lse's own format, whatever number it holds
-
-
-Answer = TypeVar("Answer", Result, Gradients)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Evidence(ABC, Generic[Answer]):
+class Evidence(ABC):
     """A call and what a kernel gave. corner: where its right triangle is aligned; accuracy: the kernel's class; judged:
     what the predictions so far have come to, since many forms of a mistake predict the same."""
 
@@ -46,7 +47,7 @@ class Evidence(ABC, Generic[Answer]):
     answer: Answer
     corner: str
     accuracy: str
-    judged: list[tuple[Numbers, bool, Any]] = field(default_factory=list, compare=False)
+    judged: list[tuple[Numbers, bool, Fit]] = field(default_factory=list, compare=False)
     share: ClassVar[float] = 1.0  # of the elements, which a mistake must reproduce
 
     @property
@@ -60,7 +61,7 @@ class Evidence(ABC, Generic[Answer]):
         """The formats, by name, beyond which what the kernel gives overflows."""
 
     @abstractmethod
-    def predicted(self, mistake: Any) -> Prediction:
+    def predicted(self, mistake: Mistake) -> Prediction:
         """Return what a kernel that makes the mistake would have given. Raises NoPrediction."""
 
     @cached_property
@@ -75,8 +76,10 @@ class Evidence(ABC, Generic[Answer]):
         return batch * heads * q_len * self.call.key.shape[2]
 
 
-class ForwardEvidence(Evidence[Result]):
+class ForwardEvidence(Evidence):
     """A call and its result."""
+
+    answer: Result
 
     @cached_property
     def truth(self) -> Trace:

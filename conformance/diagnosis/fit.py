@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ class Fit:
 UNDECIDED = Fit(holds=True)
 
 
-def fit(mistake: Mistake, evidence: Evidence[Any]) -> Fit:
+def fit(mistake: Mistake, evidence: Evidence) -> Fit:
     """Return whether the mistake reproduces the evidence: all that the kernel gave, wherever it is right or wrong."""
     if not mistake.needs(evidence.call):
         return Fit(holds=not evidence.wrong)
@@ -54,7 +53,7 @@ def fit(mistake: Mistake, evidence: Evidence[Any]) -> Fit:
         return Fit(holds=not evidence.wrong)
     for numbers, rounds, verdict in evidence.judged:
         if rounds == mistake.rounds and same_numbers(numbers, prediction.numbers):
-            return verdict  # type: ignore[no-any-return]
+            return verdict
     verdict = measured(mistake, evidence, prediction)
     evidence.judged.append((prediction.numbers, mistake.rounds, verdict))
     return verdict
@@ -85,7 +84,7 @@ def invisible(found: Comparison, predicted: torch.Tensor) -> bool:
     return bool((same | ((predicted - found.truth).abs() <= UNSEEN * found.budget)).all())
 
 
-def measured(mistake: Mistake, evidence: Evidence[Any], prediction: Prediction) -> Fit:
+def measured(mistake: Mistake, evidence: Evidence, prediction: Prediction) -> Fit:
     """Return the fit by the budget of a kernel that makes the mistake."""
     allowed = prediction.allowed()
     share = min(evidence.share, ROUNDED_SHARE) if mistake.rounds else evidence.share

@@ -11,8 +11,8 @@ from attnspec.conformance.diagnosis.steps import Steps, attend
 from attnspec.spec.call import Call
 
 TILES = (16, 32, 64, 128)  # of keys or rows: what kernels are written with
-Numbers = dict[str, torch.Tensor]  # float64, by the name of the result or gradient
 DIM_MULTIPLES = (8, 16, 32, 64)  # that kernels pad or cut a head dimension to
+Numbers = dict[str, torch.Tensor]  # float64, by the name of the result or gradient
 
 
 def any_call(call: Call) -> bool:

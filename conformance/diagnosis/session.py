@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 from attnspec.conformance.diagnosis.backward.evidence import BackwardEvidence
 from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD
 from attnspec.conformance.diagnosis.backward.mistakes import BACKWARD
 from attnspec.conformance.diagnosis.battery import battery, with_gradients
+from attnspec.conformance.diagnosis.diagnosis import Diagnosis
 from attnspec.conformance.diagnosis.evidence import Evidence, ForwardEvidence, usable
 from attnspec.conformance.diagnosis.fit import fit
 from attnspec.conformance.diagnosis.mistake import RIGHT, Mistake
 from attnspec.conformance.diagnosis.mistakes import CATALOGUE
+from attnspec.conformance.diagnosis.recorder import Answer
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import NotSupported, Violation
 from attnspec.golden.inputs import make_call
-from attnspec.spec.call import Call, Gradients, Result
+from attnspec.spec.call import Call
 from attnspec.spec.problem import Problem
-
-if TYPE_CHECKING:
-    from attnspec.conformance.diagnosis.diagnose import Diagnosis
 
 
 @dataclass
@@ -30,23 +29,26 @@ class Session:
     lost: seconds spent on failures that the catalogue does not hold."""
 
     kernel: Kernel
-    catalogue: tuple[Mistake, ...] = CATALOGUE
-    right: Mistake = RIGHT
-    kind: type[Evidence[Any]] = ForwardEvidence
     lost: float = 0.0
-    outcomes: dict[Problem, Evidence[Any] | None] = field(default_factory=dict)
+    outcomes: dict[Problem, Evidence | None] = field(default_factory=dict)
     found: list[Diagnosis] = field(default_factory=list)
+    catalogue: ClassVar[tuple[Mistake, ...]] = CATALOGUE
+    right: ClassVar[Mistake] = RIGHT
+    kind: ClassVar[type[Evidence]] = ForwardEvidence
 
-    def evidence(self, call: Call, answer: Any, corner: str | None) -> Evidence[Any]:
-        """Return a piece of evidence; corner: of the case's diagonal, None where it has none."""
-        capabilities = self.kernel.capabilities
-        return self.kind(call, answer, corner or capabilities.causal_alignment, capabilities.accuracy)
+    def evidence(self, call: Call, answer: Answer, problem: Problem) -> Evidence:
+        """Return a call and the kernel's answer as evidence; problem: says where a right triangle is aligned."""
+        return self.kind(call, answer, self.corner(problem), self.kernel.capabilities.accuracy)
+
+    def corner(self, problem: Problem) -> str:
+        """Return the corner of a problem's causal triangle or window: the kernel's own where it has neither."""
+        return problem.corner if problem.causal or problem.window else self.kernel.capabilities.causal_alignment
 
     def call(self, problem: Problem) -> Call:
         """Return the call of a problem, with the lse where the kernel has it."""
         return self.kernel.asking_for_lse(make_call(problem), problem)
 
-    def ran(self, call: Call) -> Result | Gradients:
+    def answer(self, call: Call) -> Answer:
         """Return what the kernel makes of a call."""
         return self.kernel(call)
 
@@ -54,15 +56,11 @@ class Session:
         """Return the problems that tell mistakes apart, those like the case's first."""
         return battery(case, self.kernel.capabilities)
 
-    def outcome(self, problem: Problem) -> Evidence[Any] | None:
+    def outcome(self, problem: Problem) -> Evidence | None:
         """Return what the kernel makes of a problem, run at most once; None where it refuses."""
         if problem not in self.outcomes:
             self.outcomes[problem] = self._run(problem)
         return self.outcomes[problem]
-
-    def corner(self, problem: Problem) -> str:
-        """Return the corner of the triangle of a problem."""
-        return corner_of(problem) or self.kernel.capabilities.causal_alignment
 
     def filtered(self, candidates: dict[Mistake, int], problem: Problem) -> dict[Mistake, int]:
         """Return the candidates that reproduce what the kernel makes of a problem, with the elements that match."""
@@ -72,35 +70,29 @@ class Session:
         fits = {mistake: fit(mistake, outcome) for mistake in candidates}
         return {mistake: candidates[mistake] + found.matched for mistake, found in fits.items() if found.holds}
 
-    def _run(self, problem: Problem) -> Evidence[Any] | None:
+    def _run(self, problem: Problem) -> Evidence | None:
         call = self.call(problem)
         try:
-            return self.evidence(call, self.ran(call), corner_of(problem)) if usable(call) else None
+            return self.evidence(call, self.answer(call), problem) if usable(call) else None
         except (NotSupported, Violation):
             return None
 
 
-@dataclass
 class BackwardSession(Session):
     """What is known of one kernel's gradients."""
 
-    catalogue: tuple[Mistake, ...] = BACKWARD
-    right: Mistake = RIGHT_BACKWARD
-    kind: type[Evidence[Any]] = BackwardEvidence
+    catalogue = BACKWARD
+    right = RIGHT_BACKWARD
+    kind = BackwardEvidence
 
     def call(self, problem: Problem) -> Call:
         """Return the call of a problem, with the lse where gradients flow back through it."""
         return make_call(problem).but(return_lse=problem.grad == "lse")
 
-    def ran(self, call: Call) -> Result | Gradients:
+    def answer(self, call: Call) -> Answer:
         """Return the gradients that the kernel gives of a call."""
         return self.kernel.gradients(call)[1]
 
     def battery(self, case: Problem) -> Iterator[Problem]:
         """Return problems with gradients, as of `Session`."""
         return with_gradients(case, self.kernel.capabilities)
-
-
-def corner_of(problem: Problem) -> str | None:
-    """Return the corner of a problem's causal triangle or window, None where it has neither."""
-    return problem.corner if problem.causal or problem.window else None

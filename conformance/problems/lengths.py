@@ -38,7 +38,7 @@ def ragged(level: str) -> Iterator[Problem]:
 
 
 def absent(level: str) -> Iterator[Problem]:
-    """The same where the memory holds a key that exists for no batch element."""
+    """Those of `ragged` that hold a key which exists for no batch element that reads it."""
     return (p for p in ragged(level) if p.key_lengths != "full" and p.k_len > 1)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
 from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD
 from attnspec.conformance.diagnosis.evidence import SLACK, Evidence, Prediction
-from attnspec.conformance.diagnosis.mistake import Numbers
+from attnspec.conformance.diagnosis.mistake import Mistake, Numbers
 from attnspec.conformance.gradient_budget import gradient_budget
 from attnspec.spec.call import Gradients
 from attnspec.spec.dtypes import Format, format_of
@@ -19,10 +19,11 @@ from attnspec.spec.dtypes import Format, format_of
 ROUNDINGS = 16.0  # of the numbers of a gradient that is larger than its budget knows
 
 
-class BackwardEvidence(Evidence[Gradients]):
+class BackwardEvidence(Evidence):
     """A call with gradients, and these. How far a mistaken kernel may be off is no bound but a guess, so a few elements
     may lie outside."""
 
+    answer: Gradients
     share: ClassVar[float] = 0.98
 
     @cached_property
@@ -47,7 +48,7 @@ class BackwardEvidence(Evidence[Gradients]):
         """As of `Evidence`: those of the inputs."""
         return {name: format_of(x.dtype) for name, x in self.call.differentiable().items()}
 
-    def predicted(self, mistake: Any) -> Prediction:
+    def predicted(self, mistake: Mistake) -> Prediction:
         """As of `Evidence`."""
         numbers = mistake.numbers(self.call, self.corner)
 

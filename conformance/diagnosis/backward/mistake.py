@@ -14,9 +14,10 @@ from attnspec.spec.call import Call
 
 @dataclass(frozen=True)
 class BackwardMistake(Mistake):
-    """A known mistake of a backward pass in one form, whose forward pass is right. rule: the id of the rule that it
-    breaks."""
+    """A known mistake of a backward pass in one form. steps: of the forward pass, which is right; back: of the backward
+    pass; rule: the id of the rule that it breaks."""
 
+    steps: Steps = field(default_factory=Steps)
     back: BackwardSteps = field(default_factory=BackwardSteps)
     rule: str = ""
 
@@ -26,7 +27,7 @@ class BackwardMistake(Mistake):
         return flow_back(call, corner, self.back)
 
 
-RIGHT_BACKWARD = BackwardMistake("right", "nothing is wrong", any_call, Steps())
+RIGHT_BACKWARD = BackwardMistake("right", "nothing is wrong", any_call)
 
 
 def again(mistake: Mistake) -> Iterator[BackwardMistake]:
@@ -42,7 +43,6 @@ def again(mistake: Mistake) -> Iterator[BackwardMistake]:
             f"backward-{mistake.name}",
             f"in the backward pass alone, {mistake.sentence}",
             mistake.needs,
-            Steps(),
             form="; ".join(filter(None, (mistake.form, form))),
             back=steps,
             rule="backward.matches-forward",

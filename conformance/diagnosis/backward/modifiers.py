@@ -12,7 +12,6 @@ from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps, Pass
 from attnspec.conformance.diagnosis.mistake import capped, grouped, sinking, sloped
 from attnspec.conformance.diagnosis.slopes import OTHER, key_head
-from attnspec.conformance.diagnosis.steps import Steps
 from attnspec.reference import softcap as caps
 from attnspec.spec.call import Call
 
@@ -41,7 +40,7 @@ def of_cap(name: str, sentence: str, slope: Callable[[Pass], torch.Tensor]) -> I
         ("of query", BackwardSteps(query_slope=slope)),
         ("of key", BackwardSteps(key_slope=slope)),
     ):
-        yield BackwardMistake(name, sentence, capped, Steps(), form, back=steps, rule="softcap.gradient")
+        yield BackwardMistake(name, sentence, capped, form=form, back=steps, rule="softcap.gradient")
 
 
 def cap(at: Pass) -> float:
@@ -59,9 +58,7 @@ def of_sinks(
     name: str, sentence: str, wrong: Callable[[Pass, torch.Tensor], torch.Tensor], form: str = ""
 ) -> BackwardMistake:
     """Return a mistake of the gradient of the sinks."""
-    return BackwardMistake(
-        name, sentence, sinking, Steps(), form, back=BackwardSteps(sinks=wrong), rule="sinks.gradient"
-    )
+    return BackwardMistake(name, sentence, sinking, form=form, back=BackwardSteps(sinks=wrong), rule="sinks.gradient")
 
 
 def without_lse(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
@@ -88,9 +85,7 @@ def of_slopes(
     name: str, sentence: str, wrong: OfSlopes, needs: Callable[[Call], bool] = learned, form: str = ""
 ) -> BackwardMistake:
     """Return a mistake of the gradient of the slopes."""
-    return BackwardMistake(
-        name, sentence, needs, Steps(), form, back=BackwardSteps(slopes=wrong), rule="alibi.gradient"
-    )
+    return BackwardMistake(name, sentence, needs, form=form, back=BackwardSteps(slopes=wrong), rule="alibi.gradient")
 
 
 def measured(dialect: str) -> OfSlopes:

@@ -11,7 +11,6 @@ from attnspec.conformance.diagnosis.backward import steps as right
 from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps, Pass
 from attnspec.conformance.diagnosis.mistake import batched, biased, capped_and_biased, grouped
-from attnspec.conformance.diagnosis.steps import Steps
 from attnspec.spec.call import Call
 
 Sum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -36,7 +35,7 @@ def of_sum(name: str, sentence: str, wrong: Sum, needs: Callable[[Call], bool], 
         ("of key", BackwardSteps(key_readers=wrong)),
         ("of value", BackwardSteps(value_readers=wrong)),
     ):
-        yield BackwardMistake(name, sentence, needs, Steps(), form, back=steps, rule=rule)
+        yield BackwardMistake(name, sentence, needs, form=form, back=steps, rule=rule)
 
 
 def grouping(grad: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
@@ -71,7 +70,7 @@ def of_mask(
     needs: Callable[[Call], bool], form: str = "", rule: str = BIAS,
 ) -> BackwardMistake:  # fmt: skip
     """Return a mistake of the gradient of an additive mask."""
-    return BackwardMistake(name, sentence, needs, Steps(), form, back=BackwardSteps(mask=wrong), rule=rule)
+    return BackwardMistake(name, sentence, needs, form=form, back=BackwardSteps(mask=wrong), rule=rule)
 
 
 def one_reader(index: int, axes: tuple[int, ...]) -> Callable[[Pass, torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -109,7 +108,7 @@ READERS = (
     of_mask("grad-bias-transposed", "the gradient of the mask has rows and keys exchanged",
             lambda at, grad, mask: right.mask(at, grad.transpose(-1, -2).reshape(grad.shape), mask), biased),
     BackwardMistake("grad-bias-capped", "the slope of the softcap multiplies the gradient of the mask too",
-                    capped_and_biased, Steps(), back=BackwardSteps(mask_slope=right.slope), rule=BIAS),
+                    capped_and_biased, back=BackwardSteps(mask_slope=right.slope), rule=BIAS),
     *(of_mask("grad-bias-of-one-reader", "the gradient of a mask that is broadcast is that of one reader, not the sum",
               one_reader(index, axes), broadcast_bias, f"the {word}{where}", BROADCAST)
       for axes, where in WHERE.items() for index, word in ((-1, "last"), (0, "first"))),

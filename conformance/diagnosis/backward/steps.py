@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
@@ -54,7 +55,7 @@ def slope(at: Pass) -> torch.Tensor:
 
 
 def no_slope(at: Pass) -> torch.Tensor:
-    """None: the bias is added behind the cap. Rule: `backward.bias`."""
+    """A slope of 1: the bias is added behind the cap. Rule: `backward.bias`."""
     return torch.ones(())
 
 
@@ -127,12 +128,15 @@ class BackwardSteps:
     slopes: Callable[[Pass, torch.Tensor, torch.Tensor], torch.Tensor] = slopes
 
 
+forward_pass = lru_cache(maxsize=2)(attend)  # the right pass of a call, and the wrong one of the forms of a mistake
+
+
 def flow_back(call: Call, corner: str, steps: BackwardSteps) -> dict[str, torch.Tensor]:
     """Take the steps on a call and return its gradients by name, float64; corner: as of `attend`.
 
     Raises NoPrediction where a replaced step does not say what comes of the call.
     """
-    at = opened(call, corner, steps)
+    at = pass_of(call, corner, steps)
     grad = steps.grad_scores(at)
     query, key = (grad * slope(at) for slope in (steps.query_slope, steps.key_slope))
     given = {
@@ -150,23 +154,22 @@ def flow_back(call: Call, corner: str, steps: BackwardSteps) -> dict[str, torch.
     return given
 
 
-def opened(call: Call, corner: str, steps: BackwardSteps) -> Pass:
+def pass_of(call: Call, corner: str, steps: BackwardSteps) -> Pass:
     """Return what the steps have to go by."""
     assert call.grad_output is not None, "a call with gradients"
-    forward = attend(call, corner, Steps())
-    again = forward if steps.again == Steps() else attend(call, corner, steps.again)
+    forward, again = forward_pass(call, corner, Steps()), forward_pass(call, corner, steps.again)
     if any(getattr(again, name).shape != getattr(forward, name).shape for name in ("query", "key", "value")):
         raise NoPrediction  # of gradients that would be of another shape
     lse = forward.result.lse
     assert lse is not None, "the steps give an lse"
-    weights = again.weights
-    if not steps.by_own_sum:
-        whole = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
-        weights = steps.weigh(steps.again.hide(again.biased, again.visible), whole)
     grad_output = call.grad_output.double()
     grad_weights = grad_output @ again.value.transpose(-1, -2)
-    delta = (grad_output * forward.result.output).sum(-1, keepdim=True)
     if steps.by_own_sum:
+        weights = again.weights
         delta = (weights * grad_weights).sum(-1, keepdim=True)
+    else:
+        whole = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
+        weights = steps.weigh(steps.again.hide(again.biased, again.visible), whole)
+        delta = (grad_output * forward.result.output).sum(-1, keepdim=True)
     grad_lse = torch.zeros_like(delta) if call.grad_lse is None else call.grad_lse.double()[..., None]
     return Pass(call, again, weights, lse, grad_output, grad_weights, delta, grad_lse)

@@ -1,4 +1,4 @@
-"""Mistakes about the scale, the mean of a row, what flows back through the lse, and the sum of the exponentials."""
+"""Mistakes about the gradient of the scores: its factor, delta, what flows back through the lse, and the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnspec.conformance.diagnosis.backward import steps as right
 from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps, Pass
 from attnspec.conformance.diagnosis.mistake import any_call, scaled
-from attnspec.conformance.diagnosis.steps import Steps, default_scale
+from attnspec.conformance.diagnosis.steps import default_scale
 from attnspec.spec.call import Call
 
 QUERY, KEY, VALUE, LSE = "backward.query", "backward.key", "backward.value", "backward.lse"
@@ -31,7 +31,7 @@ def in_factor(
         ("of query", BackwardSteps(query_scale=factor), QUERY),
         ("of key", BackwardSteps(key_scale=factor), KEY),
     ):
-        yield BackwardMistake(name, sentence, needs, Steps(), form, back=steps, rule=rule)
+        yield BackwardMistake(name, sentence, needs, form=form, back=steps, rule=rule)
 
 
 def in_scores(
@@ -39,7 +39,7 @@ def in_scores(
     needs: Callable[[Call], bool] = any_call,
 ) -> BackwardMistake:  # fmt: skip
     """Return a mistake of the gradient of the scores."""
-    return BackwardMistake(name, sentence, needs, Steps(), back=BackwardSteps(grad_scores=grad_scores), rule=rule)
+    return BackwardMistake(name, sentence, needs, back=BackwardSteps(grad_scores=grad_scores), rule=rule)
 
 
 def in_weights(
@@ -47,17 +47,17 @@ def in_weights(
 ) -> BackwardMistake:
     """Return a mistake of the weights that are computed again."""
     return BackwardMistake(
-        name, sentence, any_call, Steps(), form, back=BackwardSteps(weigh=weigh), rule="flash.lse-recompute"
+        name, sentence, any_call, form=form, back=BackwardSteps(weigh=weigh), rule="flash.lse-recompute"
     )
 
 
 def sums(at: Pass) -> torch.Tensor:
-    """The sum of the exponentials of each row, less its maximum, (batch, q_heads, q_len, 1)."""
+    """The sum of the exponentials of each row's scores less their maximum, (batch, q_heads, q_len, 1)."""
     top = at.trace.biased.masked_fill(~at.trace.visible, -torch.inf).amax(-1)
     return torch.exp(at.lse - top).nan_to_num(1.0)[..., None]
 
 
-FLOWING = (
+SCORES = (
     *in_factor("grad-unscaled", "the gradient lacks the factor scale", lambda at: 1.0),
     *in_factor("grad-scaled-twice", "the scale multiplies the gradient twice", lambda at: at.trace.scale**2),
     *in_factor("grad-scale-absolute", "the gradient is multiplied by abs(scale)",
@@ -85,10 +85,10 @@ FLOWING = (
     in_weights("grad-lse-in-another-base", "the weights are computed from an lse in another base",
                lambda scores, lse: right.weigh(scores, lse / math.log(2)), "divided by ln 2"),
     BackwardMistake("grad-unnormalised", "the weights of the backward pass are not divided by their sum", any_call,
-                    Steps(), "of all gradients", back=BackwardSteps(
+                    form="of all gradients", back=BackwardSteps(
                         grad_scores=lambda at: sums(at) * right.grad_scores(at),
                         value_weights=lambda at: sums(at) * at.weights), rule=VALUE),
     BackwardMistake("grad-unnormalised", "the weights of the backward pass are not divided by their sum", any_call,
-                    Steps(), "of value", back=BackwardSteps(value_weights=lambda at: sums(at) * at.weights),
+                    form="of value", back=BackwardSteps(value_weights=lambda at: sums(at) * at.weights),
                     rule=VALUE),
 )  # fmt: skip
