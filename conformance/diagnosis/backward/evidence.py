@@ -52,7 +52,8 @@ class BackwardEvidence(Evidence[Gradients]):
         numbers = mistake.numbers(self.call, self.corner)
 
         def allowed() -> Numbers:
-            return {name: guessed(x, self.found[name], self.formats[name]) for name, x in numbers.items()}
+            allowed = {name: guessed(x, self.found[name], self.formats[name]) for name, x in numbers.items()}
+            return {name: x * (name != mistake.zero) for name, x in allowed.items()}
 
         return Prediction(numbers, allowed)
 

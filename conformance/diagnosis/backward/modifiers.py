@@ -56,11 +56,11 @@ def tanh(at: Pass) -> torch.Tensor:
 
 
 def of_sinks(
-    name: str, sentence: str, wrong: Callable[[Pass, torch.Tensor], torch.Tensor], form: str = ""
+    name: str, sentence: str, wrong: Callable[[Pass, torch.Tensor], torch.Tensor], form: str = "", zero: str = ""
 ) -> BackwardMistake:
     """Return a mistake of the gradient of the sinks."""
     return BackwardMistake(
-        name, sentence, sinking, Steps(), form, back=BackwardSteps(sinks=wrong), rule="sinks.gradient"
+        name, sentence, sinking, Steps(), form, back=BackwardSteps(sinks=wrong), rule="sinks.gradient", zero=zero
     )
 
 
@@ -85,11 +85,11 @@ def sinks_of(index: int, axis: int) -> Callable[[Pass, torch.Tensor], torch.Tens
 
 
 def of_slopes(
-    name: str, sentence: str, wrong: OfSlopes, needs: Callable[[Call], bool] = learned, form: str = ""
+    name: str, sentence: str, wrong: OfSlopes, needs: Callable[[Call], bool] = learned, form: str = "", zero: str = ""
 ) -> BackwardMistake:
     """Return a mistake of the gradient of the slopes."""
     return BackwardMistake(
-        name, sentence, needs, Steps(), form, back=BackwardSteps(slopes=wrong), rule="alibi.gradient"
+        name, sentence, needs, Steps(), form, back=BackwardSteps(slopes=wrong), rule="alibi.gradient", zero=zero
     )
 
 
@@ -133,7 +133,8 @@ OF_SOFTCAP = (
             lambda at: caps.slope(at.trace.capped, cap(at))),
 )  # fmt: skip
 OF_SINKS = (
-    of_sinks("grad-sinks-zero", "the gradient of the sinks is 0", lambda at, sinks: torch.zeros(sinks.shape).double()),
+    of_sinks("grad-sinks-zero", "the gradient of the sinks is 0", lambda at, sinks: torch.zeros(sinks.shape).double(),
+             zero="sinks"),
     of_sinks("grad-sinks-negated", "the gradient of the sinks has the wrong sign",
              lambda at, sinks: -right.sinks(at, sinks)),
     of_sinks("grad-sinks-without-lse", "the gradient of the sinks lacks what flows back through the lse", without_lse),
@@ -148,7 +149,7 @@ OF_SINKS = (
 )  # fmt: skip
 OF_SLOPES = (
     of_slopes("grad-slopes-zero", "the gradient of the slopes is 0",
-              lambda at, grad, slopes: torch.zeros(slopes.shape).double()),
+              lambda at, grad, slopes: torch.zeros(slopes.shape).double(), zero="alibi_slopes"),
     of_slopes("grad-slopes-negated", "the gradient of the slopes has the wrong sign",
               lambda at, grad, slopes: -right.slopes(at, grad, slopes)),
     of_slopes("grad-slopes-scaled", "the gradient of the slopes is multiplied by the scale",
