@@ -15,12 +15,15 @@ from mutants.house import kernel_of
 
 from attnspec.conformance.case import Case
 from attnspec.conformance.catalogue import case_named
-from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD, BackwardMistake
+from attnspec.conformance.diagnosis import steps as forward
+from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD, BackwardMistake, scale_of_call
 from attnspec.conformance.diagnosis.backward.mistakes import AGAIN, BACKWARD
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps
-from attnspec.conformance.diagnosis.diagnose import diagnose
+from attnspec.conformance.diagnosis.diagnose import diagnose, session_of
 from attnspec.conformance.diagnosis.diagnosis import Diagnosis
 from attnspec.conformance.diagnosis.mistakes import CATALOGUE
+from attnspec.conformance.diagnosis.session import BackwardSession
+from attnspec.conformance.diagnosis.steps import Steps
 from attnspec.conformance.kernel import Kernel
 from attnspec.conformance.outcome import Violation
 from attnspec.conformance.running import run_case
@@ -177,6 +180,59 @@ def test_a_fault_outside_the_catalogue_has_no_name(fault: str, of: str) -> None:
 
     kernel = replace(right, backward=backward)
     assert diagnose(kernel, failing(kernel, "float32")) is None
+
+
+def part_of(name: str, share: float, dtype: str) -> Kernel:
+    """A kernel whose gradients are off by a part of what the first mistake of a name makes of them."""
+    mistake = next(mistake for mistake in BACKWARD if mistake.name == name)
+    kernel = mistaken(mistake, dtype)
+
+    def backward(call: Call, result: Result) -> Gradients:
+        inputs, right = call.differentiable(), RIGHT_BACKWARD.numbers(call, "upper_left")
+        wrong = mistake.numbers(call, "upper_left") if mistake.needs(call) else right
+        return Gradients(**{i: x.lerp(wrong[i], share).to(inputs[i].dtype) for i, x in right.items()})
+
+    return replace(kernel, backward=backward)
+
+
+@pytest.mark.parametrize("share", [0.875, 1.125])
+@pytest.mark.parametrize("name", ["grad-delta-missing", "grad-softcap-slope-missing"])
+def test_a_mistake_that_is_made_in_part_has_no_name_in_16_bits(name: str, share: float) -> None:
+    kernel = part_of(name, share, "bfloat16")
+    shows = next(mistake.needs for mistake in BACKWARD if mistake.name == name)
+    assert diagnose(kernel, failing(kernel, "bfloat16", shows)) is None
+
+
+def test_half_a_gradient_is_not_taken_for_the_mean_over_a_batch_of_2() -> None:
+    right = mistaken(RIGHT_BACKWARD, "bfloat16")
+
+    def backward(call: Call, result: Result) -> Gradients:
+        given = right.backward(call, result)  # type: ignore[misc]
+        return given if given.alibi_slopes is None else given._replace(alibi_slopes=given.alibi_slopes / 2)
+
+    problem = "b=2/hq=2/q=33/k=70/d=64/dtype=bfloat16/alibi=symmetric.learned/grad=lse/seed=1"
+    kernel = replace(right, backward=backward)
+    assert diagnose(kernel, case_named(f"gradients_stay_within_budget/{problem}")) is None
+
+
+def test_half_the_scale_is_not_taken_for_that_of_a_head_dim_padded_to_four_times_as_much() -> None:
+    again = Steps(scale=lambda call: forward.scale(call) / 2)
+    half = BackwardSteps(again=again, query_scale=scale_of_call, key_scale=scale_of_call)
+    kernel = mistaken(replace(RIGHT_BACKWARD, back=half), "float32")
+    assert diagnose(kernel, case_named("gradients_match_golden/gradients-bias-float32")) is None
+
+
+def test_a_small_gradient_is_not_taken_for_0() -> None:
+    kernel = mistaken(next(m for m in BACKWARD if m.name == "grad-slopes-without-distance"), "float16")
+    found = diagnose(kernel, case_named("gradients_match_golden/gradients-slopes-causal-grouped-float16"))
+    assert names(found) == ("grad-slopes-without-distance",)
+
+
+def test_a_diagnosis_is_given_again_as_far_as_it_fits() -> None:
+    other, mistake = (next(m for m in BACKWARD if m.name == name) for name in ("grad-unscaled", "grad-delta-missing"))
+    kernel = mistaken(mistake, "float32")
+    session_of(kernel, BackwardSession).found.append(Diagnosis((other, mistake)))
+    assert names(diagnose(kernel, failing(kernel, "float32"))) == ("grad-delta-missing",)
 
 
 @pytest.mark.parametrize("base", ["closed_form", "recompute"])

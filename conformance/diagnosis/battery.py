@@ -46,6 +46,7 @@ def _problems(case: Problem, corner: str, alibi_corner: str) -> Iterator[Problem
     yield base.but(mask=Mask("float", "qk", "bias"), scale=-0.7)
     for causal, mask in product((None, corner), (None, Mask("bool", "bhqk", "random"))):
         yield base.but(q_heads=6, kv_heads=2, causal=causal, mask=mask)
+    yield base.but(q_heads=4, kv_heads=2)
     for scale in (-0.7, 0.0, 0.3):
         yield base.but(scale=scale)
     for size, causal in product(((5, 0), (2, 7)), (None, corner)):

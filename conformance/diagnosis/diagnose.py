@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -27,6 +27,11 @@ ENOUGH = 8  # telling elements: fewer are no proof without a second problem
 APART = 1e-2  # of the largest number: predictions further apart than this can be told apart by one more call
 PATIENCE = 4.0  # seconds of fruitless search, after which only what was found before is tried
 CHECKS = 3  # problems that a diagnosis is held against before it is given
+SIZES: tuple[Callable[[Problem], int], ...] = (  # of which one more is tried: some mistakes are a factor made of one
+    lambda problem: problem.batch,
+    lambda problem: problem.head_dim,
+    lambda problem: problem.q_heads // problem.kv_heads,
+)
 FINELY_APART = 1e-4  # the same, where a lack of precision is among the candidates
 MOST_NAMES = 3  # that a diagnosis gives; more is no diagnosis
 
@@ -69,8 +74,8 @@ def _diagnose(session: Session, case: Case, pairs: Sequence[Pair], elsewhere: bo
         return None
     pieces = wrong[:PIECES] + right[:PIECES]
     for known in session.found:
-        if reproducing(known.mistakes, pieces):
-            return known
+        if held := reproducing(known.mistakes, pieces):
+            return replace(known, mistakes=tuple(held))
     if session.lost > PATIENCE:
         return None
     diagnosis = settled(session, case.problem, reproducing(session.catalogue, pieces))
@@ -118,29 +123,36 @@ def settled(session: Session, problem: Problem, candidates: dict[Mistake, int]) 
     found = Diagnosis(tuple(sorted(proven, key=session.catalogue.index)))
     if len(found.names) != 1:
         return found if 0 < len(found.names) <= MOST_NAMES else None
-    checked = confirmed(session, found, others)
+    checked = confirmed(session, found, problem, others)
     return None if checked is None or (checked.but_not and not alone) else checked
 
 
-def confirmed(session: Session, diagnosis: Diagnosis, others: Iterable[Problem]) -> Diagnosis | None:
-    """Hold a diagnosis against a few more problems on which it predicts a wrong result.
+def confirmed(session: Session, diagnosis: Diagnosis, case: Problem, others: Iterable[Problem]) -> Diagnosis | None:
+    """Hold a diagnosis against a few more problems on which it predicts a wrong result, of more than one size.
 
-    Where the kernel is right on one, the mistake is one of some calls alone, and the diagnosis says so. Where it is
-    wrong in another way, the name does not say what is wrong: None.
+    Where the kernel is right on one of those most like the case, the mistake is one of some calls alone, and the
+    diagnosis says so. Where it is wrong in another way, the name does not say what is wrong: None.
     """
-    mistake, checks = diagnosis.mistakes[0], 0
+    mistake, checked = diagnosis.mistakes[0], [case]
     for other in others:
-        if checks == CHECKS or diagnosis.but_not:
-            break
-        if not worth_a_run(session, {mistake: 0}, other):
+        beyond = len(checked) > CHECKS
+        if (beyond and not of_new_size(other, checked)) or not worth_a_run(session, {mistake: 0}, other):
             continue
         outcome = session.outcome(other)
-        checks += outcome is not None
-        if outcome is not None and not fit(mistake, outcome).holds:
+        if outcome is None:
+            continue
+        if not fit(mistake, outcome).holds:
             if outcome.wrong:
                 return None
-            diagnosis = replace(diagnosis, but_not=str(other))
+            if not beyond:
+                return replace(diagnosis, but_not=str(other))
+        checked.append(other)
     return diagnosis
+
+
+def of_new_size(problem: Problem, checked: Sequence[Problem]) -> bool:
+    """Whether a problem has another batch, head_dim or group, where those before it have the same one."""
+    return any({size(other) for other in checked} == {size(checked[0])} != {size(problem)} for size in SIZES)
 
 
 def worth_a_run(session: Session, candidates: dict[Mistake, int], problem: Problem) -> bool:

@@ -18,6 +18,7 @@ NOISE = 16.0  # budgets of a right result that a quick look lets a mistake's noi
 COARSE = 1e-2  # relative difference of numbers that a quick look takes for equal
 NEARER = 0.5  # the same for small errors, of which the kernel's own rounding is a large part
 UNSEEN = 0.25  # budgets between mistake and truth up to which the mistake makes no difference
+FRACTION = 0.05  # the kernel's error may be this much more or less than the mistake: else it is half of it, or a third
 TELLING = 2.0  # budgets between mistake and truth from which on an element tells one from the other
 
 
@@ -96,9 +97,22 @@ def measured(mistake: Mistake, evidence: Evidence, prediction: Prediction) -> Fi
         clear = found.wrong & off.isfinite() & error.isfinite()
         holds = holds and float(inside.double().mean()) >= share
         holds = holds and bool(off[clear].norm() <= NEARER * error[clear].norm())
+        holds = holds and (mistake.rounds or whole(found, predicted))
         distance = compare(predicted, found.truth, found.budget, form).ratio
         differs += int((distance > 1).sum())
         proof = (distance > TELLING) & inside & ~(off > FAR_NEARER * error)
         matched += int(proof.sum())
         telling += int((proof & predicted.isfinite() & (predicted.abs() > found.budget)).sum())
     return Fit(holds, differs, matched, telling)
+
+
+def whole(found: Comparison, predicted: torch.Tensor) -> bool:
+    """Whether the kernel's error, projected on the mistake, is the whole of it, and no fraction or multiple. Where the
+    mistake is no larger than what an honest kernel may be off, nothing is said."""
+    numbers = found.got.isfinite() & found.truth.isfinite() & predicted.isfinite()
+    error, mistake = (torch.where(numbers, x - found.truth, 0.0) for x in (found.got, predicted))
+    size = mistake.norm()
+    if size <= torch.where(numbers, found.budget, 0.0).norm():
+        return True
+    along = (error * (mistake / size)).sum() / size
+    return not bool((along - 1).abs() > FRACTION)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from attnspec.conformance.comparison import Comparison, compare
-from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD
+from attnspec.conformance.diagnosis.backward.mistake import RIGHT_BACKWARD, BackwardMistake
 from attnspec.conformance.diagnosis.evidence import SLACK, Evidence, Prediction
 from attnspec.conformance.diagnosis.mistake import Mistake, Numbers
 from attnspec.conformance.gradient_budget import gradient_budget
@@ -50,10 +50,12 @@ class BackwardEvidence(Evidence):
 
     def predicted(self, mistake: Mistake) -> Prediction:
         """As of `Evidence`."""
-        numbers = mistake.numbers(self.call, self.corner)
+        assert isinstance(mistake, BackwardMistake), "a mistake of a backward pass"
+        numbers, zero = mistake.numbers(self.call, self.corner), mistake.zero
 
         def allowed() -> Numbers:
-            return {name: guessed(x, self.found[name], self.formats[name]) for name, x in numbers.items()}
+            allowed = {name: guessed(x, self.found[name], self.formats[name]) for name, x in numbers.items()}
+            return {name: x * (name != zero) for name, x in allowed.items()}
 
         return Prediction(numbers, allowed)
 

@@ -15,11 +15,13 @@ from attnspec.spec.call import Call
 @dataclass(frozen=True)
 class BackwardMistake(Mistake):
     """A known mistake of a backward pass in one form. steps: of the forward pass, which is right; back: of the backward
-    pass; rule: the id of the rule that it breaks."""
+    pass; rule: the id of the rule that it breaks; zero: the input whose gradient it leaves at 0, which no rounding
+    touches."""
 
     steps: Steps = field(default_factory=Steps)
     back: BackwardSteps = field(default_factory=BackwardSteps)
     rule: str = ""
+    zero: str = ""
 
     def numbers(self, call: Call, corner: str) -> Numbers:
         """Return the gradients that a kernel that makes the mistake gives. Raises NoPrediction where the mistake does
@@ -32,12 +34,12 @@ RIGHT_BACKWARD = BackwardMistake("right", "nothing is wrong", any_call)
 
 def again(mistake: Mistake) -> Iterator[BackwardMistake]:
     """Yield a mistake of the forward pass as one that is made where the backward pass computes the weights again: with
-    the lse of the forward pass, with a sum of its own, and, for a wrong scale, in the weights alone. Rule:
-    `backward.matches-forward`."""
+    the lse of the forward pass, without it, by a softmax of its own, and, for a wrong scale, in the weights alone.
+    Rule: `backward.matches-forward`."""
     forms = {"": BackwardSteps(again=mistake.steps)}
     if mistake.steps.scale is not right.scale:
         forms["in the weights alone"] = replace(forms[""], query_scale=scale_of_call, key_scale=scale_of_call)
-    forms["divided by the sum that comes of it"] = replace(forms[""], by_own_sum=True)
+    forms["weights computed anew, without the lse"] = replace(forms[""], by_own_sum=True)
     for form, steps in forms.items():
         yield BackwardMistake(
             f"backward-{mistake.name}",

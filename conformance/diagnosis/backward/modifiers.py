@@ -36,9 +36,9 @@ def learned_for_all(call: Call) -> bool:
 def of_cap(name: str, sentence: str, slope: Callable[[Pass], torch.Tensor]) -> Iterator[BackwardMistake]:
     """Yield a mistake of the slope of the softcap, in the gradients of query and key and of one."""
     for form, steps in (
-        ("of query and key", BackwardSteps(query_slope=slope, key_slope=slope)),
-        ("of query", BackwardSteps(query_slope=slope)),
-        ("of key", BackwardSteps(key_slope=slope)),
+        ("those of query and key", BackwardSteps(query_slope=slope, key_slope=slope)),
+        ("that of query", BackwardSteps(query_slope=slope)),
+        ("that of key", BackwardSteps(key_slope=slope)),
     ):
         yield BackwardMistake(name, sentence, capped, form=form, back=steps, rule="softcap.gradient")
 
@@ -55,10 +55,12 @@ def tanh(at: Pass) -> torch.Tensor:
 
 
 def of_sinks(
-    name: str, sentence: str, wrong: Callable[[Pass, torch.Tensor], torch.Tensor], form: str = ""
+    name: str, sentence: str, wrong: Callable[[Pass, torch.Tensor], torch.Tensor], form: str = "", zero: str = ""
 ) -> BackwardMistake:
     """Return a mistake of the gradient of the sinks."""
-    return BackwardMistake(name, sentence, sinking, form=form, back=BackwardSteps(sinks=wrong), rule="sinks.gradient")
+    return BackwardMistake(
+        name, sentence, sinking, form=form, back=BackwardSteps(sinks=wrong), rule="sinks.gradient", zero=zero
+    )
 
 
 def without_lse(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
@@ -82,10 +84,12 @@ def sinks_of(index: int, axis: int) -> Callable[[Pass, torch.Tensor], torch.Tens
 
 
 def of_slopes(
-    name: str, sentence: str, wrong: OfSlopes, needs: Callable[[Call], bool] = learned, form: str = ""
+    name: str, sentence: str, wrong: OfSlopes, needs: Callable[[Call], bool] = learned, form: str = "", zero: str = ""
 ) -> BackwardMistake:
     """Return a mistake of the gradient of the slopes."""
-    return BackwardMistake(name, sentence, needs, form=form, back=BackwardSteps(slopes=wrong), rule="alibi.gradient")
+    return BackwardMistake(
+        name, sentence, needs, form=form, back=BackwardSteps(slopes=wrong), rule="alibi.gradient", zero=zero
+    )
 
 
 def measured(dialect: str) -> OfSlopes:
@@ -128,7 +132,8 @@ OF_SOFTCAP = (
             lambda at: caps.slope(at.trace.capped, cap(at))),
 )  # fmt: skip
 OF_SINKS = (
-    of_sinks("grad-sinks-zero", "the gradient of the sinks is 0", lambda at, sinks: torch.zeros(sinks.shape).double()),
+    of_sinks("grad-sinks-zero", "the gradient of the sinks is 0", lambda at, sinks: torch.zeros(sinks.shape).double(),
+             zero="sinks"),
     of_sinks("grad-sinks-negated", "the gradient of the sinks has the wrong sign",
              lambda at, sinks: -right.sinks(at, sinks)),
     of_sinks("grad-sinks-without-lse", "the gradient of the sinks lacks what flows back through the lse", without_lse),
@@ -143,7 +148,7 @@ OF_SINKS = (
 )  # fmt: skip
 OF_SLOPES = (
     of_slopes("grad-slopes-zero", "the gradient of the slopes is 0",
-              lambda at, grad, slopes: torch.zeros(slopes.shape).double()),
+              lambda at, grad, slopes: torch.zeros(slopes.shape).double(), zero="alibi_slopes"),
     of_slopes("grad-slopes-negated", "the gradient of the slopes has the wrong sign",
               lambda at, grad, slopes: -right.slopes(at, grad, slopes)),
     of_slopes("grad-slopes-scaled", "the gradient of the slopes is multiplied by the scale",

@@ -31,9 +31,9 @@ def broadcast_bias(call: Call) -> bool:
 def of_sum(name: str, sentence: str, wrong: Sum, needs: Callable[[Call], bool], rule: str) -> Iterator[BackwardMistake]:
     """Yield a mistake of the sum over those that read keys and values, of both and of one."""
     for form, steps in (
-        ("of key and value", BackwardSteps(key_readers=wrong, value_readers=wrong)),
-        ("of key", BackwardSteps(key_readers=wrong)),
-        ("of value", BackwardSteps(value_readers=wrong)),
+        ("those of key and value", BackwardSteps(key_readers=wrong, value_readers=wrong)),
+        ("that of key", BackwardSteps(key_readers=wrong)),
+        ("that of value", BackwardSteps(value_readers=wrong)),
     ):
         yield BackwardMistake(name, sentence, needs, form=form, back=steps, rule=rule)
 
@@ -67,10 +67,10 @@ def one_of_batch(index: int) -> Sum:
 
 def of_mask(
     name: str, sentence: str, wrong: Callable[[Pass, torch.Tensor, torch.Tensor], torch.Tensor],
-    needs: Callable[[Call], bool], form: str = "", rule: str = BIAS,
+    needs: Callable[[Call], bool], form: str = "", rule: str = BIAS, zero: str = "",
 ) -> BackwardMistake:  # fmt: skip
     """Return a mistake of the gradient of an additive mask."""
-    return BackwardMistake(name, sentence, needs, form=form, back=BackwardSteps(mask=wrong), rule=rule)
+    return BackwardMistake(name, sentence, needs, form=form, back=BackwardSteps(mask=wrong), rule=rule, zero=zero)
 
 
 def one_reader(index: int, axes: tuple[int, ...]) -> Callable[[Pass, torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -100,7 +100,7 @@ READERS = (
     *of_sum("grad-first-batch-of-shared-key", "the first batch element alone gives to a key that all share",
             one_of_batch(0), shared, BROADCAST),
     of_mask("grad-bias-zero", "the gradient of the mask is 0", lambda at, grad, mask: torch.zeros(mask.shape).double(),
-            biased),
+            biased, zero="attn_mask"),
     of_mask("grad-bias-scaled", "the gradient of the mask is multiplied by the scale",
             lambda at, grad, mask: at.trace.scale * right.mask(at, grad, mask), biased),
     of_mask("grad-bias-negated", "the gradient of the mask has the wrong sign",

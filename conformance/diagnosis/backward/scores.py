@@ -27,9 +27,9 @@ def in_factor(
 ) -> Iterator[BackwardMistake]:
     """Yield a mistake of the factor of the gradients of query and key, of both and of one."""
     for form, steps, rule in (
-        ("of query and key", BackwardSteps(query_scale=factor, key_scale=factor), QUERY),
-        ("of query", BackwardSteps(query_scale=factor), QUERY),
-        ("of key", BackwardSteps(key_scale=factor), KEY),
+        ("those of query and key", BackwardSteps(query_scale=factor, key_scale=factor), QUERY),
+        ("that of query", BackwardSteps(query_scale=factor), QUERY),
+        ("that of key", BackwardSteps(key_scale=factor), KEY),
     ):
         yield BackwardMistake(name, sentence, needs, form=form, back=steps, rule=rule)
 
@@ -85,10 +85,10 @@ SCORES = (
     in_weights("grad-lse-in-another-base", "the weights are computed from an lse in another base",
                lambda scores, lse: right.weigh(scores, lse / math.log(2)), "divided by ln 2"),
     BackwardMistake("grad-unnormalised", "the weights of the backward pass are not divided by their sum", any_call,
-                    form="of all gradients", back=BackwardSteps(
+                    form="those of all gradients", back=BackwardSteps(
                         grad_scores=lambda at: sums(at) * right.grad_scores(at),
                         value_weights=lambda at: sums(at) * at.weights), rule=VALUE),
     BackwardMistake("grad-unnormalised", "the weights of the backward pass are not divided by their sum", any_call,
-                    form="of value", back=BackwardSteps(value_weights=lambda at: sums(at) * at.weights),
+                    form="those of value", back=BackwardSteps(value_weights=lambda at: sums(at) * at.weights),
                     rule=VALUE),
 )  # fmt: skip
