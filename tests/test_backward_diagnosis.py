@@ -49,6 +49,8 @@ SHOWING = (  # problems on one of which every mistake shows; {} is a dtype
     "b=3/hq=6/hkv=2/q=19/k=33/d=32/dtype={}/sinks/grad=lse/seed=1",
     "b=3/hq=6/hkv=2/q=19/k=33/d=32/dtype={}/causal/alibi=symmetric.learned/grad=lse/seed=1",
     "b=2/hq=2/q=33/k=19/d=32/dtype={}/alibi=symmetric.learned/grad=lse/seed=1",
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/grad/shift=-120/seed=1",
+    "b=2/hq=2/q=19/k=33/d=32/dtype={}/grad/shift=120/seed=1",
 )
 OWN = [mistake for mistake in BACKWARD if mistake not in AGAIN]
 FIRST_FORMS = list({mistake.name: mistake for mistake in reversed(OWN)}.values())

@@ -16,6 +16,9 @@ from attnspec.spec.call import Call
 
 QUERY, KEY, VALUE, LSE = "backward.query", "backward.key", "backward.value", "backward.lse"
 
+RANGE = "backward.recompute-range"
+FAR = 88.0  # about the logarithm of the largest number of float32
+
 
 def with_grad_lse(call: Call) -> bool:
     """Gradients flow back through the lse."""
@@ -43,12 +46,11 @@ def in_scores(
 
 
 def in_weights(
-    name: str, sentence: str, weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], form: str = ""
-) -> BackwardMistake:
+    name: str, sentence: str, weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], form: str = "",
+    rule: str = "flash.lse-recompute",
+) -> BackwardMistake:  # fmt: skip
     """Return a mistake of the weights that are computed again."""
-    return BackwardMistake(
-        name, sentence, any_call, form=form, back=BackwardSteps(weigh=weigh), rule="flash.lse-recompute"
-    )
+    return BackwardMistake(name, sentence, any_call, form=form, back=BackwardSteps(weigh=weigh), rule=rule)
 
 
 def sums(at: Pass) -> torch.Tensor:
@@ -84,6 +86,11 @@ SCORES = (
                lambda scores, lse: right.weigh(scores, lse * math.log(2)), "multiplied by ln 2"),
     in_weights("grad-lse-in-another-base", "the weights are computed from an lse in another base",
                lambda scores, lse: right.weigh(scores, lse / math.log(2)), "divided by ln 2"),
+    in_weights("grad-lse-clamped", "the lse is clamped before the weights are computed from it",
+               lambda scores, lse: right.weigh(scores, lse.clamp(min=-FAR)), f"to {-FAR:g} at least", RANGE),
+    in_weights("grad-lse-clamped", "the lse is clamped before the weights are computed from it",
+               lambda scores, lse: right.weigh(scores, torch.where(lse == torch.inf, lse, lse.clamp(max=FAR))),
+               f"to {FAR:g} at most", RANGE),
     BackwardMistake("grad-unnormalised", "the weights of the backward pass are not divided by their sum", any_call,
                     form="those of all gradients", back=BackwardSteps(
                         grad_scores=lambda at: sums(at) * right.grad_scores(at),
