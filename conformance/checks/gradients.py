@@ -72,15 +72,15 @@ def options_combine_in_the_backward(kernel: Kernel, case: Case) -> Ran:
 
 
 def gradients_belong_to_their_call(kernel: Kernel, case: Case) -> float:
-    """Run forward twice, with other tensors the second time, then back twice: each backward pass gives the gradients of
-    its own call, and leaves the output that it belongs to as it was."""
+    """Run forward twice, with other tensors the second time, then back twice: where the gradients are right without
+    that, each backward pass gives those of its own call, and leaves the output that it belongs to as it was."""
     problem = case.problem
     other = problem.but(seed=problem.seed + 1)
     kernel.need(problem)
     calls = [with_lse(make_call(each), each) for each in (problem, other)]
+    worst = judge_against_closed_form(kernel, problem, calls[0], kernel.gradients(calls[0])[1])
     runs = [kernel.forward(call) for call in calls]
     outputs = [result.output.clone() for result, _ in runs]
-    worst = 0.0
     for each, call, (_, back) in zip((problem, other), calls, runs, strict=True):
         try:
             worst = max(worst, judge_against_closed_form(kernel, each, call, back()))
@@ -93,13 +93,13 @@ def gradients_belong_to_their_call(kernel: Kernel, case: Case) -> float:
 
 
 def each_input_may_ask_alone(kernel: Kernel, case: Case) -> float:
-    """Where only one of query, key and value asks for a gradient, it gets the one that it gets with the others."""
+    """Where only one of query, key and value asks for a gradient, it gets the right one, as it does with the others."""
     problem = case.problem
     kernel.need(problem)
     call = with_lse(make_call(problem), problem)
     truth = gradients(call, problem.corner)
     nothing = dict.fromkeys(Gradients._fields)
-    worst = 0.0
+    worst = judge_gradients(kernel, problem, call, kernel.gradients(call)[1], truth)
     for name in ("query", "key", "value"):
         alone = Gradients(**nothing | {name: getattr(truth, name)})  # type: ignore[arg-type]
         try:
@@ -124,9 +124,10 @@ LOSS_SCALE = 256.0  # far above the usual, and within the range of float16
 
 
 def absent_keys_reach_no_gradient(kernel: Kernel, case: Case) -> float:
-    """NaN in the memory of keys that do not exist leaves the gradients right."""
+    """NaN in the memory of keys that do not exist leaves the gradients as right as they are without it."""
     kernel.need(case.problem)
     call = with_lse(make_call(case.problem), case.problem)
+    judge_against_closed_form(kernel, case.problem, call, kernel.gradients(call)[1])
     try:
         got = kernel.gradients(with_absent(call, torch.nan))[1]
         return judge_against_closed_form(kernel, case.problem, call, got)
