@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
 from attnspec.conformance.diagnosis.mistake import (
     Mistake,
     biased,
@@ -68,7 +67,7 @@ BREAKS_BY_NEED = {  # what a call must have to show the mistake: the rule, where
 
 def broken_rule(mistake: Mistake, problem: Problem) -> str:
     """Return the id of the rule that a mistake breaks in a problem."""
-    if isinstance(mistake, BackwardMistake):
+    if mistake.rule:
         return mistake.rule
     if mistake.needs is causal:
         return f"mask.causal-{(problem.causal or 'upper_left').replace('_', '-')}"

@@ -64,6 +64,11 @@ class Evidence(ABC):
     def predicted(self, mistake: Mistake) -> Prediction:
         """Return what a kernel that makes the mistake would have given. Raises NoPrediction."""
 
+    @property
+    def slack(self) -> int:
+        """How many budgets an honest kernel may be off: 2 in float64, where the truth is no better, else 1."""
+        return 2 if self.call.query.dtype == torch.float64 else 1
+
     @cached_property
     def wrong(self) -> bool:
         """Whether the kernel is off by more than an honest one may be."""
@@ -88,8 +93,8 @@ class ForwardEvidence(Evidence):
 
     @cached_property
     def budget(self) -> Budget:
-        """How far an honest kernel may be off; twice as far for float64, where the truth is no better."""
-        return budget_of(self.truth, self.call, self.accuracy, 2 if self.call.query.dtype == torch.float64 else 1)
+        """How far an honest kernel may be off."""
+        return budget_of(self.truth, self.call, self.accuracy, self.slack)
 
     @cached_property
     def found(self) -> dict[str, Comparison]:

@@ -141,7 +141,8 @@ class Mistake:
 
     name: a slug, shared by the forms of one mistake. sentence: what the kernel does, to be read after the name. needs:
     whether a call can show it. form: what tells this form from the others of the name, such as the size of a tile.
-    rounds: a lack of precision, whose results depend on the order of operations in a few elements.
+    rounds: a lack of precision, whose results depend on the order of operations in a few elements. rule: the id of the
+    rule that it breaks; "" where `broken` says which, by name and problem.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Mistake:
     steps: Steps
     form: str = ""
     rounds: bool = False
+    rule: str = ""
 
     def numbers(self, call: Call, corner: str) -> Numbers:
         """Return what a kernel that makes the mistake gives: output, and the lse where the call asks for it. Raises

@@ -28,13 +28,13 @@ class BackwardEvidence(Evidence):
 
     @cached_property
     def budget(self) -> Numbers:
-        """How far an honest kernel may be off, by name; twice as far for float64, where the truth is no better."""
-        call, slack = self.call, 2 if self.call.query.dtype == torch.float64 else 1
+        """How far an honest kernel may be off, by name."""
+        call = self.call
         assert call.grad_output is not None, "a call with gradients"
         budget = gradient_budget(
             call, call.grad_output, call.grad_lse, causal_alignment=self.corner, accuracy=self.accuracy
         )
-        return {name: slack * getattr(budget, name) for name in call.differentiable()}
+        return {name: self.slack * getattr(budget, name) for name in call.differentiable()}
 
     @cached_property
     def found(self) -> dict[str, Comparison]:

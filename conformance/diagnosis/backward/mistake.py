@@ -11,16 +11,16 @@ from attnspec.conformance.diagnosis.mistake import Mistake, Numbers, any_call
 from attnspec.conformance.diagnosis.steps import Steps
 from attnspec.spec.call import Call
 
+ENDS = ((-1, "last"), (0, "first"))  # index and word of one of those that give to a gradient
+
 
 @dataclass(frozen=True)
 class BackwardMistake(Mistake):
     """A known mistake of a backward pass in one form. steps: of the forward pass, which is right; back: of the backward
-    pass; rule: the id of the rule that it breaks; zero: the input whose gradient it leaves at 0, which no rounding
-    touches."""
+    pass; zero: the input whose gradient it leaves at 0, which no rounding touches."""
 
     steps: Steps = field(default_factory=Steps)
     back: BackwardSteps = field(default_factory=BackwardSteps)
-    rule: str = ""
     zero: str = ""
 
     def numbers(self, call: Call, corner: str) -> Numbers:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from attnspec.conformance.diagnosis.backward import steps as right
-from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
+from attnspec.conformance.diagnosis.backward.mistake import ENDS, BackwardMistake
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps, Pass
 from attnspec.conformance.diagnosis.mistake import capped, grouped, sinking, sloped
 from attnspec.conformance.diagnosis.slopes import OTHER, key_head
@@ -65,20 +65,21 @@ def of_sinks(
 
 def without_lse(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
     """The gradient of the sinks without what flows back through the lse."""
-    return (right.sink_weights(at, sinks) * -at.delta[..., 0]).sum((0, 2))
+    return right.sinks(replace(at, grad_lse=torch.zeros_like(at.grad_lse)), sinks)
 
 
 def against_keys(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
     """The gradient of the sinks by weights against the sum of the keys alone."""
-    weights = right.sink_weights(at, sinks)
-    return (right.sink_rows(at, sinks) / (1 - weights).clamp_min(1e-6)).sum((0, 2))
+    weights = torch.exp(sinks.double()[:, None] - at.lse)  # (batch, q_heads, q_len)
+    return right.sinks(replace(at, lse=at.lse + torch.log1p(-weights.clamp_max(1 - 1e-6))), sinks)
 
 
 def sinks_of(index: int, axis: int) -> Callable[[Pass, torch.Tensor], torch.Tensor]:
     """The gradient of the sinks by one batch element (axis 0) or one row of each (axis 2)."""
 
     def wrong(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
-        return right.sink_rows(at, sinks).select(axis, index).sum(-1 if axis == 0 else 0)
+        lse, delta, grad_lse = (x.select(axis, index).unsqueeze(axis) for x in (at.lse, at.delta, at.grad_lse))
+        return right.sinks(replace(at, lse=lse, delta=delta, grad_lse=grad_lse), sinks)
 
     return wrong
 
@@ -104,7 +105,7 @@ def measured(dialect: str) -> OfSlopes:
 
 def each_head(at: Pass, grad: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
     """The gradient of the slope of each head of each batch element, (batch, q_heads)."""
-    return -(grad * right.distances(at)).sum((2, 3))
+    return right.slopes(at, grad, slopes.expand(grad.shape[:2]))
 
 
 def slopes_of(index: int) -> OfSlopes:
@@ -121,7 +122,6 @@ def of_key_heads(at: Pass, grad: torch.Tensor, slopes: torch.Tensor) -> torch.Te
     return given
 
 
-ENDS = ((-1, "last"), (0, "first"))
 OF_SOFTCAP = (
     *of_cap("grad-softcap-slope-missing", "the slope of the softcap is missing from the gradient", right.no_slope),
     *of_cap("grad-softcap-tanh", "the gradient is multiplied by tanh(s / c), not by its slope", tanh),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from attnspec.conformance.diagnosis.backward import steps as right
-from attnspec.conformance.diagnosis.backward.mistake import BackwardMistake
+from attnspec.conformance.diagnosis.backward.mistake import ENDS, BackwardMistake
 from attnspec.conformance.diagnosis.backward.steps import BackwardSteps, Pass
 from attnspec.conformance.diagnosis.mistake import batched, biased, capped_and_biased, grouped
 from attnspec.spec.call import Call
@@ -111,5 +111,5 @@ READERS = (
                     capped_and_biased, back=BackwardSteps(mask_slope=right.slope), rule=BIAS),
     *(of_mask("grad-bias-of-one-reader", "the gradient of a mask that is broadcast is that of one reader, not the sum",
               one_reader(index, axes), broadcast_bias, f"the {word}{where}", BROADCAST)
-      for axes, where in WHERE.items() for index, word in ((-1, "last"), (0, "first"))),
+      for axes, where in WHERE.items() for index, word in ENDS),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from attnspec.conformance.budget import distances_of
 from attnspec.conformance.diagnosis.steps import NoPrediction, Steps, Trace, attend
 from attnspec.reference import alibi, backward
 from attnspec.reference import softcap as caps
+from attnspec.reference.sinks import backward as sinks_backward
 from attnspec.spec.call import Call
 
 
@@ -78,18 +79,7 @@ def mask(at: Pass, grad: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
 
 def sinks(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
     """The gradient of the sinks, (q_heads,). Rule: `sinks.gradient`."""
-    return sink_rows(at, sinks).sum((0, 2))
-
-
-def sink_rows(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
-    """What each row gives to the gradient of its sink, (batch, q_heads, q_len)."""
-    return sink_weights(at, sinks) * (at.grad_lse - at.delta)[..., 0]
-
-
-def sink_weights(at: Pass, sinks: torch.Tensor) -> torch.Tensor:
-    """The weights of the sinks, (batch, q_heads, q_len)."""
-    z = sinks.double()[:, None]
-    return torch.where(z == -torch.inf, 0.0, torch.exp(z - at.lse))
+    return sinks_backward(sinks, at.lse, at.delta[..., 0], at.grad_lse[..., 0])
 
 
 def slopes(at: Pass, grad: torch.Tensor, alibi_slopes: torch.Tensor) -> torch.Tensor:
